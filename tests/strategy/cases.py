@@ -174,6 +174,13 @@ OWN_STEPS = [
     Case("own_step", m.own_step, fit()),
     Case("own_step_masked", m.masked_step, fit(m.sentences)),
     Case("own_step_one_hot", m.one_hot_step, fit()),
+    Case("own_step_clips", m.own_step_that(m.Clipped, momentum), fit(m.topics)),
+    Case(
+        "own_step_clips_and_accumulates",
+        m.own_step_that(m.Clipped, partial(ADAM, gradient_accumulation_steps=2)),
+        fit(m.topics),
+    ),
+    Case("own_step_decays", m.own_step_that(m.AddsWeights), fit(m.topics)),
     Case("own_step_moves_weights", m.climber, fit(), 1e-2, "a replica goes by its own gradient"),
     Case("own_step_builds_a_layer", m.built_late(m.BuiltInStep, ADAM), fit()),
     Case(

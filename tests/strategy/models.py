@@ -194,10 +194,29 @@ class OwnStep(keras.Model):
         with tf.GradientTape() as tape:
             predicted = self(x, training=True)
             loss = self.compute_loss(x=x, y=y, y_pred=predicted)
-        gradients = tape.gradient(loss, self.trainable_variables)
+        gradients = self.changed(tape.gradient(loss, self.trainable_variables))
         self.optimizer.apply(gradients, self.trainable_variables)
         self.hits.update_state(y, predicted)
         return {"hits": self.hits.result()}
+
+    def changed(self, gradients):
+        return gradients
+
+
+class Clipped(OwnStep):
+    """A step that clips the norm of all gradients before the optimizer gets them."""
+
+    def changed(self, gradients):
+        return tf.clip_by_global_norm(gradients, 0.05)[0]
+
+
+class AddsWeights(OwnStep):
+    """A step that decays weights by itself, by their gradients' size and a random number."""
+
+    def changed(self, gradients):
+        tiny = 1e-12 * tf.random.normal([])
+        every = zip(gradients, self.trainable_variables)
+        return [g + (0.1 + tiny) * tf.norm(g) * tf.convert_to_tensor(w) for g, w in every]
 
 
 class BuiltInStep(keras.Model):
@@ -339,6 +358,19 @@ def own_step():
     model = OwnStep(inputs, layers.Dense(CLASSES)(dense(inputs)))
     model.compile(SGD(momentum=0.9, global_clipnorm=0.05), cross_entropy())
     return model
+
+
+def own_step_that(kind, optimizer=SGD):
+    """A step that changes gradients, of weights and of the rows of a table."""
+
+    def make():
+        words = keras.Input([LENGTH], dtype="int32")
+        x = layers.Flatten()(layers.Embedding(WORDS, 4)(words))
+        model = kind(words, layers.Dense(CLASSES)(dense(x)))
+        model.compile(optimizer(), cross_entropy())
+        return model
+
+    return make
 
 
 class Adversaries(keras.Model):

@@ -28,7 +28,7 @@ QUICK = {
     "1x2": (
         *("adamw", "lamb_of_tfscale", "clipnorm_adam", "global_clipnorm", "accumulate_and_clip"),
         *("ema_overwrite", "float16_overflow", "constraint", "embedding_adam", "two_optimizers"),
-        *("own_step_builds_a_layer_and_accumulates", "run_eagerly_clipped"),
+        *("own_step_builds_a_layer_and_accumulates", "run_eagerly_clipped", "own_step_decays"),
     ),
     "2x1": ("adam", "adahessian_accumulate", "last_batch_of_1", "sparse_input_adam"),
 }

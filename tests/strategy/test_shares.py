@@ -110,7 +110,7 @@ REFUSED = ("shard_file", "shard_off")
 QUICK = {
     ("shares", "2x1"): (
         *("sgd", "batch_norm_adam", "masked_lstm", "last_batch_of_1", "batch_of_1", "judge"),
-        *("accumulate_and_clip", "dataset", "steps_per_execution", "own_step", "py_dataset"),
+        *("accumulate_and_clip", "dataset", "steps_per_execution", "own_step_clips", "py_dataset"),
     ),
     ("measured", "1x2"): ("run_eagerly", "two_optimizers", "sparse_input_adam"),
     ("measured", "2x1"): ("adam", "batch_norm", "steps_per_execution", "float16_overflow"),

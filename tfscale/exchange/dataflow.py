@@ -80,6 +80,28 @@ def is_made_of(tensor: tf.Tensor, known: Collection[Any], variable: tf.Tensor) -
     return True
 
 
+def leaves(tensors: Iterable[tf.Tensor], known: Collection[Any]) -> list[tf.Tensor]:
+    """Return known tensors behind some tensors, and all others that inputs do not explain.
+
+    An operation with a state, such as a generator of random numbers, may give anything.
+
+    Args:
+        tensors: tensors of the graph that is being traced.
+        known: references to tensors whose own inputs do not matter.
+    """
+    found, waiting, seen = [], list(tensors), set()
+    while waiting:
+        one = waiting.pop()
+        if one.ref() in seen:
+            continue
+        seen.add(one.ref())
+        sources = [] if one.ref() in known else [x for x in one.op.inputs if x.dtype != tf.resource]
+        if not sources or one.op.op_def.is_stateful:
+            found.append(one)
+        waiting.extend(sources)
+    return found
+
+
 def called_graphs(op: tf.Operation) -> list[tf.Graph]:
     """Return the graphs of the functions, branches or loops that an operation runs."""
     names = [getattr(value, "name", None) for value in _attributes(op)]

@@ -75,7 +75,7 @@ def _refuse_unknown(optimizer: Optimizer, variables: list[Variable]) -> None:
 
     Keras raises for them on one device, too, but its error names only one variable.
     """
-    unknown = [path_of(v) for v in variables if not _is_known(optimizer, v)]
+    unknown = [path_of(v) for v in variables if not is_known(optimizer, v)]
     if unknown:
         raise ValueError(
             f"the optimizer {optimizer.name!r} was built for {len(trained_by(optimizer))} "
@@ -85,7 +85,8 @@ def _refuse_unknown(optimizer: Optimizer, variables: list[Variable]) -> None:
         )
 
 
-def _is_known(optimizer: Optimizer, variable: Variable) -> bool:
+def is_known(optimizer: Optimizer, variable: Variable) -> bool:
+    """Return whether the optimizer was built for a variable."""
     try:
         place_of(optimizer, variable)
     except KeyError:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import keras
 
-from tfscale.bridge.protocols import Layer
+from tfscale.bridge.protocols import Layer, Model
 
 _warned: set[str] = set()
 
@@ -48,6 +48,17 @@ def warn_of_a_number(name: str) -> None:
         f"the loss {name!r} gives one number for all samples. tfscale takes it for their mean, "
         "which is wrong if the loss divides by a mask or by weights. To be exact, let it return "
         "one number for each sample."
+    )
+
+
+def warn_of_changed_gradients(model: Model) -> None:
+    """Warn of a step that changes gradients of which each replica has a part."""
+    warn_once(
+        f"the train_step of {model.name!r} ({type(model).__name__}) changes gradients before an "
+        "optimizer gets them. With weights in parts, or with AdaHessian, each replica changes its "
+        "part of the gradient, and the sum of these is something else, unless the change only "
+        "multiplies by a number. Let the optimizer do it, as by clipnorm or global_clipnorm; or "
+        'use shard="optimizer", or copies.'
     )
 
 

@@ -67,6 +67,9 @@ _SCALES_SEVERAL = (
     'out, for example by the policy "mixed_bfloat16", or leave shard out'
 )
 
+# Of gradients, their variables, what replicas hold of these, and a rank.
+SumParts = Callable[[list[Any], list[Variable], "Cut", int], list[Any]]
+
 _building: contextvars.ContextVar[Parts | None] = contextvars.ContextVar("building", default=None)
 
 
@@ -306,21 +309,26 @@ def apply(
     optimizer: Optimizer,
     grads: list[Any],
     variables: list[Variable],
+    sum_parts: SumParts,
 ) -> None:
-    """Sum gradients, update this replica's parts of the weights, and get the parts of others."""
-    parts, state = strategy.sharding.of(optimizer), Slots.of(optimizer, strategy)
+    """Sum gradients, update this replica's parts of the weights, and get the parts of others.
+
+    Args:
+        strategy: strategy of the optimizer.
+        original: the optimizer's method ``apply``.
+        optimizer: the optimizer.
+        grads: gradients, as ``sum_parts`` needs them.
+        variables: variables of the gradients.
+        sum_parts: function of gradients, their variables, what replicas hold of these, and this
+            replica's rank that returns its parts of the sums over all replicas.
+    """
+    parts = strategy.sharding.of(optimizer)
     replica = replica_id(tf.distribute.get_replica_context())
     rank = strategy.extended.first_rank + replica
-    copies = strategy.parts.gradients.of_copies(grads, variables)
-    strategy.reducer.prepare(state, optimizer, variables, copies)
     inner, cut = innermost(optimizer), parts.of(variables)
     curvature = gradients.measured_curvature(optimizer, grads, variables)
-    scale = gradients.scale_of_losses(optimizer)
-    sums = strategy.reducer.scatter(copies, variables, optimizer, state, cut, scale)
+    sums = sum_parts(grads, variables, cut, rank)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
-    sums = [part_of_rows(x, layout, rank) for x, layout in zip(sums, cut.layouts, strict=True)]
-    shares = strategy.parts.gradients.scatter_sums(grads, variables, cut.layouts, rank)
-    sums = [one if share is None else share for one, share in zip(sums, shares, strict=True)]
     working = parts.working(variables)
     held = parts.updated_by(rank, cut, sums)
     with (
@@ -333,6 +341,36 @@ def apply(
         original([sums[i] for i in held], [working[i] for i in held])
         counted = own_copy(counter_of(inner)).read_value()
         _spread(strategy, optimizer, parts, variables, counted - before)
+
+
+def scattered(
+    strategy: Strategy,
+    optimizer: Optimizer,
+    grads: list[Any],
+    variables: list[Variable],
+    cut: Cut,
+    rank: int,
+) -> list[Any]:
+    """Return a rank's parts of the sums of all replicas' gradients; None stays None."""
+    state, own = Slots.of(optimizer, strategy), strategy.parts.gradients
+    copies = own.of_copies(grads, variables)
+    strategy.reducer.prepare(state, optimizer, variables, copies)
+    scale = gradients.scale_of_losses(optimizer)
+    sums = strategy.reducer.scatter(copies, variables, optimizer, state, cut, scale)
+    sums = [part_of_rows(x, layout, rank) for x, layout in zip(sums, cut.layouts, strict=True)]
+    shares = own.scatter_sums(grads, variables, cut.layouts, rank)
+    return [one if share is None else share for one, share in zip(sums, shares, strict=True)]
+
+
+def cut_out(sums: list[Any], variables: list[Variable], cut: Cut, rank: int) -> list[Any]:
+    """Return a rank's parts of whole sums; None stays None."""
+
+    def part(total: Any, layout: Layout) -> Any:
+        if total is None or isinstance(total, tf.IndexedSlices):
+            return part_of_rows(total, layout, rank)
+        return layout.part(total, rank)
+
+    return [part(total, layout) for total, layout in zip(sums, cut.layouts, strict=True)]
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfscale.exchange.rows import numbers_of
 from tfscale.exchange.team import Team
 from tfscale.strategy.balance import Clock
+from tfscale.strategy.changed import Gradients
 from tfscale.strategy.grid.whole import WholeWeights
 from tfscale.strategy.rows import Rows
 from tfscale.strategy.share import Share
@@ -87,6 +88,7 @@ class Step:
         assigned: variables that this replica has assigned and that must be averaged; None if
             assignments are not noted.
         clock: measures how long the replica computes in this step; None if nobody asks.
+        gradients: gradients that tapes have given to a step of the user's own.
         agreed: references to tensors that are the same on all replicas: a statistic that is
             computed from these only need not be averaged.
     """
@@ -113,6 +115,7 @@ class Step:
     window: Callable[[list[Any]], list[Any]] | None = None
     assigned: list[Any] | None = None
     clock: Clock | None = None
+    gradients: Gradients = dataclasses.field(default_factory=Gradients)
     agreed: set[Any] = dataclasses.field(default_factory=set)
 
     def as_reduced(self, window: Callable[[list[Any]], list[Any]] | None = None) -> Step:

@@ -32,6 +32,7 @@ from tfscale.bridge.objects import (
     counter_of,
     innermost,
     layers_of,
+    measures_curvature,
     optimizers_of,
     trained_by,
 )
@@ -40,6 +41,7 @@ from tfscale.bridge.tapes import after_backward_passes, gradients_changed
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.slots import Slots
 from tfscale.strategy import (
+    changed,
     gather,
     gradients,
     inexact,
@@ -260,6 +262,10 @@ def _apply(
     if step.is_reduced or not on_a_replica() or (is_sharded and sharding.passes_on(optimizer)):
         return original(grads, trainable_variables)
     variables = list(trainable_variables or trained_by(optimizer))
+    if step.gradients.are_changed(grads):
+        if strategy.parts.can_sum_first and not measures_curvature(innermost(optimizer)):
+            return _apply_changed_sums(strategy, original, optimizer, list(grads), variables)
+        inexact.warn_of_changed_gradients(step.model)
     grads = _computed(strategy, optimizer, list(grads), variables)
     if strategy.sync.bound and not step.is_of_all:
         return strategy.rounds.of(step.model).sum_late(grads, variables)
@@ -268,7 +274,8 @@ def _apply(
         grads = parts.own_parts(grads, variables)
     grads = parts.begin_update(optimizer, grads, variables)
     if is_sharded:
-        return sharding.apply(strategy, original, optimizer, grads, variables)
+        parts_of = functools.partial(sharding.scattered, strategy, optimizer)
+        return sharding.apply(strategy, original, optimizer, grads, variables, parts_of)
     grads, reduce = _prepared(strategy, optimizer, grads, variables)
     curvature, window = gradients.measured_curvature(optimizer, grads, variables), None
     if innermost(optimizer).gradient_accumulation_steps:
@@ -285,15 +292,69 @@ def _apply(
         return original(grads, trainable_variables)
 
 
+def _apply_changed_sums(
+    strategy: Strategy,
+    original: Callable[..., Any],
+    optimizer: Optimizer,
+    grads: list[Any],
+    variables: list[Any],
+) -> Any:
+    """Apply gradients that the user's step has computed from those of its tapes: see changed.py."""
+
+    gradients.refuse(strategy, optimizer, variables)
+    total = functools.partial(_sum_of_own, strategy, optimizer)
+    if not this_step().gradients.sum_first(grads, total):
+        grads = changed.mean_of_all(grads)
+    _go_on(strategy, grads)
+    if strategy.sharding is not None:
+        return sharding.apply(strategy, original, optimizer, grads, variables, sharding.cut_out)
+    window = None
+    if innermost(optimizer).gradient_accumulation_steps:
+        grads, window = gradients.accumulated(strategy, optimizer, grads, variables, None)
+    with Sums(grads, [], window).given_to(optimizer):
+        return original(grads, variables)
+
+
+def _sum_of_own(
+    strategy: Strategy, optimizer: Optimizer, grads: list[Any], weights: list[Any]
+) -> list[Any]:
+    """Return the sums of gradients that replicas have computed.
+
+    A step may compute with gradients of weights that another optimizer trains, as for one norm of
+    two models.
+    """
+    grads = _weighted(strategy, grads, weights)
+    own = [gradients.is_known(optimizer, v) for v in weights]
+    mine, their = _chosen(grads, own), _chosen(grads, own, False)
+    of_mine = _chosen(weights, own)
+    mine, reduce = _prepared(strategy, optimizer, mine, of_mine)
+    if reduce is not None:
+        mine = reduce(mine, of_mine, scale=gradients.scale_of_losses(optimizer))
+    if their:
+        their = tf.distribute.get_replica_context().all_reduce("SUM", their)
+    rest = {True: iter(mine), False: iter(their)}
+    return [next(rest[is_own]) for is_own in own]
+
+
+def _chosen(values: list[Any], chosen: list[bool], what: bool = True) -> list[Any]:
+    return [x for x, one in zip(values, chosen, strict=True) if one is what]
+
+
 def _computed(
     strategy: Strategy, optimizer: Optimizer, grads: list[Any], variables: list[Any]
 ) -> list[Any]:
     """Return the gradients that this replica has computed, weighted by its share of the batch."""
+    grads = _weighted(strategy, grads, variables)
+    gradients.refuse(strategy, optimizer, variables)
+    return grads
+
+
+def _weighted(strategy: Strategy, grads: list[Any], variables: list[Any]) -> list[Any]:
+    """Return gradients weighted by the replica's share of the batch: its part of a sum."""
     if this_step().is_own:
         grads = _scaled(strategy.parts, grads, variables)
     if (clock := strategy.extended.clock) is not None:
         clock.stop(grads)
-    gradients.refuse(strategy, optimizer, variables)
     return grads
 
 

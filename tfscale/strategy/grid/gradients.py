@@ -56,6 +56,11 @@ class CopyGradients:
     def refuse(self, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
         """Raise if an optimizer or a constraint needs whole weights that are cut."""
 
+    @property
+    def are_of_one_model(self) -> bool:
+        """Whether the replicas that hold parts of one model are all replicas."""
+        return False
+
     def sum_slices(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
         """Return the gradients, of which those of parts are summed; None stays None."""
         return grads
@@ -115,6 +120,11 @@ class GridGradients(CopyGradients):
 
     def __init__(self, slices: Team | None, twins: Twins, everybody: Team) -> None:
         self._slices, self._twins, self._everybody = slices, twins, everybody
+
+    @property
+    def are_of_one_model(self) -> bool:
+        """See ``CopyGradients``."""
+        return self._twins.team is None
 
     def twins_of(self, variable: Variable) -> Twins | None:
         """See ``CopyGradients``."""

@@ -28,6 +28,7 @@ from tfscale.strategy.grid.weights import (
     whole_gradient,
 )
 from tfscale.strategy.grid.whole import WholeWeights
+from tfscale.strategy.step import this_step
 from tfscale.strategy.variables import Placement
 
 
@@ -44,6 +45,7 @@ class Copies:
     """
 
     of_stage: Team | None = None
+    can_sum_first = True  # gradients that the user's step changes: see changed.py
 
     def __init__(self, gradients: CopyGradients | None = None) -> None:
         self.gradients = gradients or CopyGradients()
@@ -85,7 +87,9 @@ class Copies:
 
     def whole_gradients(self, grads: list[Any], sources: list[Any]) -> list[Any]:
         """Return gradients as a user's step expects them: of whole weights; None stays None."""
-        return grads
+        step = this_step()
+        sums_differ = step.is_of_all and self.of_stage is None
+        return step.gradients.shown(grads, sources) if sums_differ else grads
 
     def own_parts(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
         """Return this replica's parts of what ``whole_gradients`` has returned."""
@@ -116,6 +120,8 @@ class SplitWeights(Copies):
         layers: layers that compute with parts of weights; None if all layers read whole weights.
         spread: layers that compute with slices of activations; None if no rule names an axis.
     """
+
+    can_sum_first = False
 
     def __init__(
         self,
@@ -197,7 +203,9 @@ class SplitWeights(Copies):
                 self._slicing.team, gradient, f"the gradient of {path_of(source)}"
             )
 
-        return [whole(g, v) for g, v in zip(grads, sources, strict=True)]
+        found = [whole(g, v) for g, v in zip(grads, sources, strict=True)]
+        are_sums = self.gradients.are_of_one_model and not self.sums_in_backward_pass
+        return found if are_sums else super().whole_gradients(found, sources)
 
     def own_parts(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
         """See ``Copies``."""

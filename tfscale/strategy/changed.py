@@ -1,0 +1,136 @@
+"""Gradients that a user's step changes before it applies them, as by ``tf.clip_by_global_norm``.
+
+One device changes the gradient of the whole batch. A replica that changed its part of that gradient
+would train differently: a norm of a part is not a part of a norm. So each gradient that a tape
+gives to such a step passes through an operation of its own. If the optimizer gets something else
+than these tensors, replicas sum them first, and the step's own operations, which are in the graph
+already, get the sums in their place.
+
+The changed sums are the same on all replicas, unless the step has used something else that differs
+between replicas, such as a loss or random numbers: then replicas take the mean of the changed sums.
+Eager steps have no graph to change, and there each replica changes its part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfscale.bridge.graphs import replace_input
+from tfscale.bridge.objects import is_variable, native
+from tfscale.exchange import dataflow
+
+Sum = Callable[[list[Any], list[Any]], list[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+    """A gradient as a step sees it.
+
+    Attributes:
+        weight: the weight.
+        computed: the gradient that the tape has computed.
+        tensors: what the step sees in its place: the gradient, or the values and indices of rows.
+    """
+
+    weight: Any
+    computed: Any
+    tensors: list[tf.Tensor]
+
+    def becomes(self, total: Any) -> None:
+        """Let the step see the sum over all replicas."""
+        for tensor, new in zip(self.tensors, _tensors(total), strict=True):
+            replace_input(tensor.op, 0, new)
+
+
+class Gradients:
+    """All gradients of weights that the tapes of a step have given to it."""
+
+    def __init__(self) -> None:
+        self._given: list[list[Shown]] = []  # by a tape at once
+        self._summed: set[int] = set()
+        self._by_tensor: dict[Any, Shown] = {}
+
+    def shown(self, grads: list[Any], sources: list[Any]) -> list[Any]:
+        """Return gradients as the step is to see them; those of other sources stay as they are."""
+        if tf.executing_eagerly():
+            return grads
+        seen, given = list(grads), []
+        for place, (gradient, source) in enumerate(zip(grads, sources, strict=True)):
+            if gradient is None or not is_variable(source):
+                continue
+            seen[place] = _shown(gradient)
+            given.append(Shown(source, gradient, _tensors(seen[place])))
+            self._by_tensor |= {tensor.ref(): given[-1] for tensor in given[-1].tensors}
+        self._given.append(given)
+        return seen
+
+    def are_changed(self, grads: Sequence[Any]) -> bool:
+        """Return whether the step has computed any of these gradients from those of its tapes."""
+        known = self._by_tensor
+        changed = [tensor for tensor in _traced(grads) if tensor.ref() not in known]
+        return any(leaf.ref() in known for leaf in dataflow.leaves(changed, known))
+
+    def sum_first(self, grads: Sequence[Any], total: Sum) -> bool:
+        """Sum the tapes' gradients that these gradients are computed from, in their place.
+
+        A tape may differentiate what the step has computed from gradients of another tape, so that
+        each tape has its own sum.
+
+        Args:
+            grads: gradients that the optimizer gets.
+            total: function of gradients and their weights that returns sums over all replicas.
+
+        Returns:
+            Whether the gradients are the same on all replicas now.
+        """
+        leaves = dataflow.leaves(_traced(grads), self._by_tensor)
+        behind = {id(self._by_tensor[x.ref()]) for x in leaves if x.ref() in self._by_tensor}
+        for given in self._given:
+            needed = [one for one in given if id(one) in behind - self._summed]
+            if not needed:
+                continue
+            sums = total([one.computed for one in needed], [one.weight for one in needed])
+            for one, new in zip(needed, sums, strict=True):
+                one.becomes(new)
+            self._summed |= {id(one) for one in needed}
+        return all(x.ref() in self._by_tensor or self._is_steady(x) for x in leaves)
+
+    def _is_steady(self, x: tf.Tensor) -> bool:
+        """Return whether a tensor is a constant, or a weight that tapes have differentiated by."""
+        if x.op.type != "ReadVariableOp":
+            return bool(x.op.type == "Const")
+        weights = [one.weight for given in self._given for one in given]
+        return any(x.op.inputs[0] is x.graph.capture(native(v).handle) for v in weights)
+
+
+def mean_of_all(grads: Sequence[Any]) -> list[Any]:
+    """Return the means over replicas; None stays None."""
+    dense = [tf.convert_to_tensor(g) for g in grads if g is not None]
+    means = iter(tf.distribute.get_replica_context().all_reduce("MEAN", dense))
+    return [None if g is None else next(means) for g in grads]
+
+
+def _traced(grads: Sequence[Any]) -> list[tf.Tensor]:
+    given = [tensor for gradient in grads if gradient is not None for tensor in _tensors(gradient)]
+    return [x for x in given if isinstance(x, tf.Tensor) and hasattr(x, "graph")]
+
+
+def _shown(gradient: Any) -> Any:
+    """Return a gradient that can become another one: a sum of rows has another number of rows."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.identity(gradient)
+    values, indices = (
+        tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None, *x.shape[1:]])
+        for x in (gradient.values, gradient.indices)
+    )
+    return tf.IndexedSlices(values, indices, gradient.dense_shape)
+
+
+def _tensors(gradient: Any) -> list[Any]:
+    if isinstance(gradient, tf.IndexedSlices):
+        return [gradient.values, gradient.indices]
+    return [gradient]
