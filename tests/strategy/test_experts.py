@@ -72,9 +72,9 @@ full = pytest.mark.full
         ("capped", "sgd", 4, 2),
         pytest.param("capped", "adam", 2, 1, marks=full),
         ("lopsided", "sgd", 2, 2),
-        ("regular", "sgd", 2, 2),
+        pytest.param("regular", "sgd", 2, 2, marks=full),
         ("twice", "sgd", 2, 2),
-        ("Language", "adam", 2, 2),
+        pytest.param("Language", "adam", 2, 2, marks=full),
         pytest.param("Language", "sgd", 4, 2, marks=full),
         ("Language", "sgd", 2, 1),
         ("OwnStep", "sgd", 2, 2),
@@ -88,7 +88,12 @@ def test_experts_train_as_on_one_device(program, optimizer, devices, shares):
 
 
 @pytest.mark.parametrize(
-    ("kind", "program"), [("experts", "perceptron"), ("experts", "OwnStep"), ("all", "OwnStep")]
+    ("kind", "program"),
+    [
+        pytest.param("experts", "perceptron", marks=full),
+        ("experts", "OwnStep"),
+        ("all", "OwnStep"),
+    ],
 )
 def test_a_replica_without_rows_computes_its_share(kind, program):
     """Each batch has one row, so one of two replicas has no tokens of its own."""
