@@ -94,6 +94,9 @@ GRIDS = {
     "shards of slices": "grid=Grid(tensor=2), tensor={'up': 'columns'}, shard='optimizer'",
     "parts": "shard='all'",
 }
+STATE = "state"  # any number of workers, and what they share is the optimizer's state
+SHARED = {**GRIDS, STATE: "shard='optimizer'"}
+HALVES = ("ring", "direct")  # schedules that have a reduce-scatter for any number of workers
 TRANSPORTS = {
     "shared memory": {},
     "tcp": {"TFSCALE_SHARED_MEMORY": "0"},
@@ -113,7 +116,7 @@ class Fault:
         wire: a wire, or a method.
         sync: a rule; empty for every step.
         shares: the shares of the batch, in Python; empty if all are equal.
-        grid: how two workers share one model; empty if each has a model.
+        grid: how workers share one model, or its state; empty if each has all of it.
         epoch: in which, for the moments that each epoch has.
         step: step of the epoch.
         delay: seconds from the moment on, so that it is under way.
@@ -189,6 +192,13 @@ def in_a_grid(fault: Fault, number: int) -> Fault:
     schedule = fault.schedule if "optimizer" not in GRIDS[grid] else "ring"
     changed = {"workers": 2, "victim": fault.victim % 2, "wire": wire, "schedule": schedule}
     return dataclasses.replace(fault, grid=grid, sync=EVERY_STEP, **changed)
+
+
+def with_shared_state(fault: Fault, number: int) -> Fault:
+    """Return the fault of workers that share out the optimizer's state."""
+    wire = fault.wire if fault.wire in WIRES else "fp32"
+    schedule = HALVES[number % len(HALVES)]
+    return dataclasses.replace(fault, grid=STATE, sync=EVERY_STEP, wire=wire, schedule=schedule)
 
 
 def _wires_of(sync: str) -> Sequence[str]:
@@ -368,7 +378,7 @@ def _train(fault: Fault, folder: str, meets: bool) -> Told:
         "WIRE": fault.wire,
         "SYNC": fault.sync,
         "SHARES": fault.shares,
-        "GRID": GRIDS.get(fault.grid, ""),
+        "GRID": SHARED.get(fault.grid, ""),
         "FOLDER": os.path.join(folder, "backup"),
         "PREEMPTION": "yes" if fault.kind == "term" else "",
         "FAULT": json.dumps(dataclasses.asdict(fault)) if meets else "",
@@ -475,6 +485,7 @@ def main() -> int:
         "--shares", default="", help="shares of the batch, in Python: {'worker:1': 0.5}, or 'auto'"
     )
     parser.add_argument("--grids", action="store_true", help="two workers share one model")
+    parser.add_argument("--state", action="store_true", help="workers share the optimizer's state")
     given = parser.parse_args()
     how = {} if given.sync is None else {"rules": given.sync.split(";")}
     numbers = range(given.first, given.n) if given.only is None else [given.only]
@@ -483,6 +494,7 @@ def main() -> int:
         fault, began = draw(given.seed, number, **how), time.monotonic()
         fault = dataclasses.replace(fault, shares=given.shares)
         fault = in_a_grid(fault, number) if given.grids else fault
+        fault = with_shared_state(fault, number) if given.state else fault
         outcome, why = run(fault)
         counts[outcome] += 1
         took, soon = f"{time.monotonic() - began:.0f} s", why if outcome in GOOD else ""

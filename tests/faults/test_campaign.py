@@ -35,6 +35,7 @@ SHORT = {
         "kill", "step", 1, 2, "ring", "fp32", sync="BoundedStaleness(bound=2)", shares="'auto'"
     ),
     "stages": Fault("kill", "step", 1, 2, "ring", "fp32", grid="late gradients", step=2),
+    "state": Fault("kill", "save", 0, 2, "ring", "int8", grid="state"),
     "exit": Fault("exit", "step", 1, 2, "ring", "TopK(0.25)", transport="tcp"),
 }
 

@@ -1,7 +1,11 @@
-"""Runs all programs in all layouts, and prints one table: ``make gallery``."""
+"""Runs programs in all layouts, and prints one table: ``make gallery``.
+
+``python -m tests.gallery --strategy sharded GAN`` runs one of them, with ``shard="optimizer"``.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from rich.console import Console
@@ -20,7 +24,11 @@ def worst(expected, found):
 
 
 def main():
-    names = sys.argv[1:] or list(PROGRAMS)
+    parser = argparse.ArgumentParser(description="programs in layouts of workers x devices")
+    parser.add_argument("names", nargs="*", help="default: all")
+    parser.add_argument("--strategy", default="scale", help="one of tests/strategy/turns.py")
+    given = parser.parse_args()
+    names = given.names or list(PROGRAMS)
     if unknown := sorted({*names} - {*PROGRAMS}):
         sys.exit(f"no program is called {', '.join(unknown)}; there are: {', '.join(PROGRAMS)}")
     console = Console()
@@ -30,7 +38,7 @@ def main():
     outcomes, trouble = {}, []
     for layout in LAYOUTS:
         with console.status(layout):
-            outcomes[layout] = take(WORKER, "scale", layout, names)
+            outcomes[layout] = take(WORKER, given.strategy, layout, names)
     for name in names:
         program, (expected,) = PROGRAMS[name], alone[name]
         cells = []

@@ -270,6 +270,32 @@ def test_files_are_those_of_one_device(tmp_path, name):
         assert_near(numbers(loaded), expected)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("readers", [1, 2, 3, 8])
+def test_any_number_of_replicas_reads_a_file_of_four_and_back(tmp_path, readers):
+    def train(model):
+        fit(model, 10)
+        return numbers(model)
+
+    def read(path, replicas):
+        with sharded(replicas).scope():
+            return keras.models.load_model(path)
+
+    four = made(sharded(4), MADE["nadam, clipvalue"])
+    train(four)
+    four.save(tmp_path / "of_four.keras")
+    saved = numbers(four)
+    reader = read(tmp_path / "of_four.keras", readers)
+    reader.save(tmp_path / "back.keras")
+    back = read(tmp_path / "back.keras", 4)
+    for model in (reader, back):
+        for one, other in zip(numbers(model), saved, strict=True):
+            np.testing.assert_array_equal(one, other)
+    expected = train(four)
+    assert_near(train(reader), expected)
+    assert_near(train(back), expected)
+
+
 def test_checkpoints_of_tensorflow_hold_whole_slots(tmp_path):
     model = made(sharded(2), MADE["adamw, exclusions"])
     fit(model)

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -60,9 +61,9 @@ def begin_fit(
 
 
 def _has_telemetry(callbacks: Sequence[Any]) -> bool:
-    from tfscale.callbacks import telemetry
-
-    return any(isinstance(each, telemetry.Telemetry) for each in callbacks)
+    # Whoever has made one has imported its module, and others are spared the time.
+    telemetry = sys.modules.get("tfscale.callbacks.telemetry")
+    return telemetry is not None and any(isinstance(each, telemetry.Telemetry) for each in callbacks)
 
 
 def _say_if_no_timeline() -> None:
