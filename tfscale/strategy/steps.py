@@ -300,7 +300,6 @@ def _apply_changed_sums(
     variables: list[Any],
 ) -> Any:
     """Apply gradients that the user's step has computed from those of its tapes: see changed.py."""
-
     gradients.refuse(strategy, optimizer, variables)
     total = functools.partial(_sum_of_own, strategy, optimizer)
     if not this_step().gradients.sum_first(grads, total):
