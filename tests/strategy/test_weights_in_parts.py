@@ -36,7 +36,6 @@ QUICK = {
 NEED_WHOLE_WEIGHTS = ("lamb", "lars", "adahessian", "constraint", "pruned")
 # Refused with shard="all": rows of a table in a step of one's own; a test below shows it.
 NEED_WHOLE_ROWS = ("own_step_masked", "own_step_clips", "own_step_decays")
-NEED_SUMS_FIRST = ("own_step_clips", "own_step_decays")  # which one team has
 
 
 def pairs():
@@ -46,8 +45,6 @@ def pairs():
             for name, case in BY_NAME.items():
                 refused = name.startswith(NEED_WHOLE_WEIGHTS)
                 refused = refused or (strategy == "all" and name.startswith(NEED_WHOLE_ROWS))
-                several = layout in ("1x4", "2x2")
-                refused = refused or (several and name.startswith(NEED_SUMS_FIRST))
                 if layout in case.layouts and not refused:
                     marks = [] if name in quick else pytest.mark.full
                     yield pytest.param(strategy, layout, name, marks=marks)

@@ -63,7 +63,9 @@ def begin_fit(
 def _has_telemetry(callbacks: Sequence[Any]) -> bool:
     # Whoever has made one has imported its module, and others are spared the time.
     telemetry = sys.modules.get("tfscale.callbacks.telemetry")
-    return telemetry is not None and any(isinstance(each, telemetry.Telemetry) for each in callbacks)
+    return telemetry is not None and any(
+        isinstance(each, telemetry.Telemetry) for each in callbacks
+    )
 
 
 def _say_if_no_timeline() -> None:

@@ -55,10 +55,9 @@ def warn_of_changed_gradients(model: Model) -> None:
     """Warn of a step that changes gradients of which each replica has a part."""
     warn_once(
         f"the train_step of {model.name!r} ({type(model).__name__}) changes gradients before an "
-        "optimizer gets them. With weights in parts, or with AdaHessian, each replica changes its "
-        "part of the gradient, and the sum of these is something else, unless the change only "
-        "multiplies by a number. Let the optimizer do it, as by clipnorm or global_clipnorm; or "
-        'use shard="optimizer", or copies.'
+        "optimizer gets them that measures curvature. So each replica changes its part of the "
+        "gradient, and the sum of these is something else, unless the change only multiplies by a "
+        "number. Let the optimizer do it, as by clipnorm or global_clipnorm."
     )
 
 

@@ -368,6 +368,8 @@ def cut_out(sums: list[Any], variables: list[Variable], cut: Cut, rank: int) -> 
     def part(total: Any, layout: Layout) -> Any:
         if total is None or isinstance(total, tf.IndexedSlices):
             return part_of_rows(total, layout, rank)
+        if isinstance(layout, SharedOut):
+            return layout.share(total, rank)
         return layout.part(total, rank)
 
     return [part(total, layout) for total, layout in zip(sums, cut.layouts, strict=True)]

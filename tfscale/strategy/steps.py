@@ -263,7 +263,7 @@ def _apply(
         return original(grads, trainable_variables)
     variables = list(trainable_variables or trained_by(optimizer))
     if step.gradients.are_changed(grads):
-        if strategy.parts.can_sum_first and not measures_curvature(innermost(optimizer)):
+        if not measures_curvature(innermost(optimizer)):
             return _apply_changed_sums(strategy, original, optimizer, list(grads), variables)
         inexact.warn_of_changed_gradients(step.model)
     grads = _computed(strategy, optimizer, list(grads), variables)
@@ -300,43 +300,47 @@ def _apply_changed_sums(
     variables: list[Any],
 ) -> Any:
     """Apply gradients that the user's step has computed from those of its tapes: see changed.py."""
+    parts = strategy.parts
     gradients.refuse(strategy, optimizer, variables)
     total = functools.partial(_sum_of_own, strategy, optimizer)
     if not this_step().gradients.sum_first(grads, total):
         grads = changed.mean_of_all(grads)
     _go_on(strategy, grads)
+    grads = parts.parts_of_sums(grads, variables)
     if strategy.sharding is not None:
         return sharding.apply(strategy, original, optimizer, grads, variables, sharding.cut_out)
     window = None
     if innermost(optimizer).gradient_accumulation_steps:
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, None)
-    with Sums(grads, [], window).given_to(optimizer):
+    given = [v for g, v in zip(grads, variables, strict=True) if g is not None]
+    with Sums(grads, [], window).given_to(optimizer), parts.gradients.updating(optimizer, given):
         return original(grads, variables)
 
 
 def _sum_of_own(
     strategy: Strategy, optimizer: Optimizer, grads: list[Any], weights: list[Any]
 ) -> list[Any]:
-    """Return the sums of gradients that replicas have computed.
+    """Return the sums of whole gradients that replicas have computed.
 
     A step may compute with gradients of weights that another optimizer trains, as for one norm of
-    two models.
+    two models, or that no optimizer trains.
     """
-    grads = _weighted(strategy, grads, weights)
-    own = [gradients.is_known(optimizer, v) for v in weights]
-    mine, their = _chosen(grads, own), _chosen(grads, own, False)
-    of_mine = _chosen(weights, own)
-    mine, reduce = _prepared(strategy, optimizer, mine, of_mine)
-    if reduce is not None:
-        mine = reduce(mine, of_mine, scale=gradients.scale_of_losses(optimizer))
-    if their:
-        their = tf.distribute.get_replica_context().all_reduce("SUM", their)
-    rest = {True: iter(mine), False: iter(their)}
-    return [next(rest[is_own]) for is_own in own]
-
-
-def _chosen(values: list[Any], chosen: list[bool], what: bool = True) -> list[Any]:
-    return [x for x, one in zip(values, chosen, strict=True) if one is what]
+    parts, left = strategy.parts, dict(enumerate(weights))
+    own = parts.own_parts(_weighted(strategy, grads, weights), weights)
+    sums: dict[int, Any] = {}
+    for each in dict.fromkeys([optimizer, *optimizers_of(this_step().model)]):
+        known = [i for i, v in left.items() if gradients.is_known(each, v)]
+        theirs = [left.pop(i) for i in known]
+        given = parts.begin_update(each, [own[i] for i in known], theirs)
+        given, reduce = _prepared(strategy, each, given, theirs)
+        if known and reduce is not None:
+            given = reduce(given, theirs, scale=gradients.scale_of_losses(each))
+        sums |= zip(known, given, strict=True)
+    if left:
+        rest = tf.distribute.get_replica_context().all_reduce("SUM", [own[i] for i in left])
+        sums |= zip(left, rest, strict=True)
+    found: list[Any] = parts.whole_sums([sums[i] for i in range(len(weights))], weights)
+    return found
 
 
 def _computed(

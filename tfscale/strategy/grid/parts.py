@@ -45,7 +45,6 @@ class Copies:
     """
 
     of_stage: Team | None = None
-    can_sum_first = True  # gradients that the user's step changes: see changed.py
 
     def __init__(self, gradients: CopyGradients | None = None) -> None:
         self.gradients = gradients or CopyGradients()
@@ -95,6 +94,14 @@ class Copies:
         """Return this replica's parts of what ``whole_gradients`` has returned."""
         return grads
 
+    def whole_sums(self, sums: list[Any], variables: Sequence[Variable]) -> list[Any]:
+        """Return sums over all replicas as a user's step expects them: of whole weights."""
+        return sums
+
+    def parts_of_sums(self, sums: list[Any], variables: Sequence[Variable]) -> list[Any]:
+        """Return this replica's parts of whole sums; None stays None."""
+        return sums
+
     # -- an update
 
     def begin_update(
@@ -120,8 +127,6 @@ class SplitWeights(Copies):
         layers: layers that compute with parts of weights; None if all layers read whole weights.
         spread: layers that compute with slices of activations; None if no rule names an axis.
     """
-
-    can_sum_first = False
 
     def __init__(
         self,
@@ -206,6 +211,18 @@ class SplitWeights(Copies):
         found = [whole(g, v) for g, v in zip(grads, sources, strict=True)]
         are_sums = self.gradients.are_of_one_model and not self.sums_in_backward_pass
         return found if are_sums else super().whole_gradients(found, sources)
+
+    def whole_sums(self, sums: list[Any], variables: Sequence[Variable]) -> list[Any]:
+        """See ``Copies``."""
+        every = zip(sums, variables, strict=True)
+        return [whole_gradient(x, native(v)) if is_split(v) else x for x, v in every]
+
+    def parts_of_sums(self, sums: list[Any], variables: Sequence[Variable]) -> list[Any]:
+        """See ``Copies``."""
+        return [
+            x if x is None or not is_split(v) else part_of_gradient(x, native(v))
+            for x, v in zip(sums, variables, strict=True)
+        ]
 
     def own_parts(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
         """See ``Copies``."""
