@@ -301,6 +301,14 @@ def dense(units=8, **more):
     return keras.Sequential([keras.Input((4,)), layers.Dense(units, name="up", **more)])
 
 
+def test_a_layer_that_the_first_step_builds_and_cannot_cut_is_named():
+    with grid({"up": "columns"}).scope():
+        model = keras.Sequential([layers.Dense(3, name="up")])
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="2 does not divide 3"):
+        model.fit(np.ones([4, 4], "f4"), np.ones([4, 3], "f4"), verbose=0)
+
+
 @pytest.mark.parametrize(
     "rules, model, optimizer, words",
     [

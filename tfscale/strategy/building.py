@@ -25,6 +25,7 @@ from tfscale.bridge.objects import (
 from tfscale.bridge.protocols import Optimizer
 from tfscale.exchange.slots import Slots
 from tfscale.strategy import agreement, join, origin
+from tfscale.strategy.grid.weights import CannotBeCut
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.step import on_a_replica
 from tfscale.support.names import TIMELINE_VARIABLE
@@ -93,9 +94,13 @@ def _build_if_possible(
     # Keras chooses the metric for "accuracy" by the targets, which a step of the user may change.
     no_metrics = hooks.NO_METRICS.showing(model, None) if own else contextlib.nullcontext()
     no_optimizer = hooks.NO_OPTIMIZER.showing(model, None)
-    # If this fails, the step raises a clearer error later.
-    with contextlib.suppress(Exception), no_metrics, no_optimizer:
-        build(model, data_batch=data_batch)
+    with no_metrics, no_optimizer:
+        try:
+            build(model, data_batch=data_batch)
+        except CannotBeCut:
+            raise
+        except Exception:  # the step raises a clearer error later
+            pass
     strategy.parts.take(model)
     _build_optimizer(model)
 

@@ -116,6 +116,10 @@ def _sees_parts() -> bool:
     return step.is_reduced or step.sees_parts
 
 
+class CannotBeCut(ValueError):
+    """A layer that cannot be held in parts: who builds a model must not go on without it."""
+
+
 class Slicing:
     """Weights of which the replicas of a team hold parts; a subclass says which.
 
@@ -193,7 +197,7 @@ class SharesOfExperts(Slicing):
             return None
         if layer.experts % self.team.size:
             words = {"layer": layer.name, "experts": layer.experts, "ranks": self.team.size}
-            raise ValueError(_EXPERTS_DO_NOT_DIVIDE.format(**words))
+            raise CannotBeCut(_EXPERTS_DO_NOT_DIVIDE.format(**words))
         return Repeated.of(Split(tuple(weight.shape), self.team.size, 0), self._team_ranks)
 
     def check(self, model: Any) -> None:
@@ -233,7 +237,7 @@ class SlicesByRules(Slicing):
         owner = stock_layer(layer, CUTS[kind])
         if owner is None:
             known = " and ".join(CUTS[kind])
-            raise ValueError(_NOT_CUT.format(**words, layer=type(layer).__name__, known=known))
+            raise CannotBeCut(_NOT_CUT.format(**words, layer=type(layer).__name__, known=known))
         axis = _axes(owner, kind, path_of(weight)).get(str(weight.name))
         self._kinds[owner] = kind
         if axis is None:
@@ -241,7 +245,7 @@ class SlicesByRules(Slicing):
         shape, ranks = tuple(weight.shape), self.team.size
         if shape[axis] % ranks:
             more = {"shape": shape, "axis": axis, "ranks": ranks, "size": shape[axis]}
-            raise ValueError(_DOES_NOT_DIVIDE.format(**words, **more))
+            raise CannotBeCut(_DOES_NOT_DIVIDE.format(**words, **more))
         return Repeated.of(Split(shape, ranks, axis), self._team_ranks)
 
     def check(self, model: Any) -> None:
