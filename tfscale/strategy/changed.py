@@ -68,6 +68,19 @@ class Gradients:
         self._given.append(given)
         return seen
 
+    def computed(self, grads: Sequence[Any]) -> list[Any]:
+        """Return what tapes have computed in place of what the step has seen; None stays None.
+
+        What the step has seen may become a sum, now or later, for another optimizer.
+        """
+
+        def computed(gradient: Any) -> Any:
+            first = None if gradient is None else _tensors(gradient)[0]
+            shown = self._by_tensor.get(first.ref()) if isinstance(first, tf.Tensor) else None
+            return gradient if shown is None else shown.computed
+
+        return [computed(gradient) for gradient in grads]
+
     def are_changed(self, grads: Sequence[Any]) -> bool:
         """Return whether the step has computed any of these gradients from those of its tapes."""
         known = self._by_tensor

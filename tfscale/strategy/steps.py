@@ -266,7 +266,7 @@ def _apply(
         if not measures_curvature(innermost(optimizer)):
             return _apply_changed_sums(strategy, original, optimizer, list(grads), variables)
         inexact.warn_of_changed_gradients(step.model)
-    grads = _computed(strategy, optimizer, list(grads), variables)
+    grads = _computed(strategy, optimizer, step.gradients.computed(grads), variables)
     if strategy.sync.bound and not step.is_of_all:
         return strategy.rounds.of(step.model).sum_late(grads, variables)
     parts = strategy.parts

@@ -1,0 +1,138 @@
+"""Steps that change gradients before an optimizer gets them train as on one device."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfscale
+from tfscale.optimizers import AdaHessian
+
+layers = keras.layers
+
+
+class Model(keras.Model):
+    """Two layers, each with an optimizer of its own; a step applies ``updates`` in order."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.first, self.second = layers.Dense(8, "relu"), layers.Dense(5)
+        self.step = step
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+    def compile(self, *optimizers):
+        super().compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        self.optimizers = optimizers
+
+    def train_step(self, data):
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.loss_of(data)
+        self.step(self, data, tape, loss)
+        return {"loss": loss}
+
+    def loss_of(self, data):
+        x, y = data
+        return self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+
+    def descend(self, which, gradients):
+        weights = (self.first, self.second)[which].trainable_weights
+        self.optimizers[which].apply(gradients, weights)
+
+
+def weights_of(model):
+    return [*model.first.trainable_weights, *model.second.trainable_weights]
+
+
+def clip_both(model, data, tape, loss):
+    clipped, _ = tf.clip_by_global_norm(tape.gradient(loss, weights_of(model)), 0.05)
+    model.descend(0, clipped[:2])
+    model.descend(1, clipped[2:])
+
+
+def first_as_it_is(model, data, tape, loss):
+    gradients = tape.gradient(loss, weights_of(model))
+    model.descend(0, gradients[:2])
+    model.descend(1, [g / (1 + tf.linalg.global_norm(gradients)) for g in gradients[2:]])
+
+
+def first_as_it_is_but_last(model, data, tape, loss):
+    gradients = tape.gradient(loss, weights_of(model))
+    model.descend(1, [g / (1 + tf.linalg.global_norm(gradients)) for g in gradients[2:]])
+    model.descend(0, gradients[:2])
+
+
+def again_where_gradients_lead(model, data, tape, loss):
+    """The second tape differentiates what the step has computed from gradients of the first."""
+    every = weights_of(model)
+    gradients = tape.gradient(loss, every)
+    x, y = data
+    with tf.GradientTape() as second:
+        moved = x * tf.stop_gradient(1 + tf.linalg.global_norm(gradients))
+        loss = model.loss_of((moved, y))
+    both = zip(gradients, second.gradient(loss, every), strict=True)
+    clipped, _ = tf.clip_by_global_norm([g + h for g, h in both], 0.1)
+    model.descend(0, clipped[:2])
+    model.descend(1, clipped[2:])
+
+
+def in_a_function(model, data, tape, loss):
+    @tf.function
+    def gradients(x, y):
+        with tf.GradientTape() as inner:
+            found = model.loss_of((x, y))
+        return inner.gradient(found, weights_of(model))
+
+    clipped, _ = tf.clip_by_global_norm(gradients(*data), 0.05)
+    model.descend(0, clipped[:2])
+    model.descend(1, clipped[2:])
+
+
+def trained(step, strategy=None, optimizer=lambda: keras.optimizers.SGD(0.1)):
+    draw = np.random.default_rng(0)
+    x, y = draw.standard_normal((50, 12)).astype("f4"), draw.integers(0, 5, 50)
+    keras.utils.set_random_seed(1)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = Model(step)
+        model(x[:2])
+        model.compile(optimizer(), keras.optimizers.Adam(0.01))
+    model.fit(x, y, 16, 2, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def replicas(number=2, **settings):
+    return tfscale.ScaleStrategy(
+        "ring", devices=[f"CPU:{i}" for i in range(number)], deadline=60, **settings
+    )
+
+
+STEPS = [
+    *(clip_both, first_as_it_is, first_as_it_is_but_last, again_where_gradients_lead),
+    in_a_function,
+]
+
+
+@pytest.mark.parametrize(
+    ("step", "shard"),
+    [
+        *((step, None) for step in STEPS),
+        (first_as_it_is, "optimizer"),
+        *(
+            pytest.param(step, "optimizer", marks=pytest.mark.full)
+            for step in STEPS
+            if step is not first_as_it_is
+        ),
+    ],
+)
+def test_steps_that_change_gradients_train_as_one_device(step, shard):
+    expected = trained(step)
+    for one, other in zip(trained(step, replicas(3, shard=shard)), expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6, rtol=0)
+
+
+def test_a_step_that_changes_gradients_beside_measured_curvature_is_named(caplog):
+    trained(clip_both, replicas(), lambda: AdaHessian(0.01))
+    assert "changes gradients before an optimizer gets them that measures curvature" in caplog.text
