@@ -181,7 +181,7 @@ OWN_STEPS = [
         fit(m.topics),
     ),
     Case("own_step_decays", m.own_step_that(m.AddsWeights), fit(m.topics)),
-    Case("own_step_moves_weights", m.climber, fit(), 1e-2, "a replica goes by its own gradient"),
+    Case("own_step_moves_weights", m.climber, fit()),
     Case("own_step_builds_a_layer", m.built_late(m.BuiltInStep, ADAM), fit()),
     Case(
         "own_step_builds_a_layer_and_accumulates",

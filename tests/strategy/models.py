@@ -275,7 +275,7 @@ def one_hot_step():
 
 
 class Climber(OwnStep):
-    """Sharpness-aware minimization: gradients of where a replica's own gradient leads uphill."""
+    """Sharpness-aware minimization: gradients of where the gradient leads uphill."""
 
     def train_step(self, data):
         x, y = data

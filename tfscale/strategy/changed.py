@@ -1,10 +1,10 @@
-"""Gradients that a user's step changes before it applies them, as by ``tf.clip_by_global_norm``.
+"""Gradients that a user's step changes before it uses them, as by ``tf.clip_by_global_norm``.
 
 One device changes the gradient of the whole batch. A replica that changed its part of that gradient
 would train differently: a norm of a part is not a part of a norm. So each gradient that a tape
 gives to such a step passes through an operation of its own. If the optimizer gets something else
-than these tensors, replicas sum them first, and the step's own operations, which are in the graph
-already, get the sums in their place.
+than these tensors, or if the step moves a weight by them, replicas sum them first, and the step's
+own operations, which are in the graph already, get the sums in their place.
 
 The changed sums are the same on all replicas, unless the step has used something else that differs
 between replicas, such as a loss or random numbers: then replicas take the mean of the changed sums.
@@ -23,7 +23,10 @@ from tfscale.bridge.graphs import replace_input
 from tfscale.bridge.objects import is_variable, native
 from tfscale.exchange import dataflow
 
-Sum = Callable[[list[Any], list[Any]], list[Any]]
+# Of gradients, their weights, and the optimizer that is to get them or None.
+Sum = Callable[[list[Any], list[Any], Any], list[Any]]
+
+_COLLECTIVES = ("Tfscale", "Collective")  # how types of operations begin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +50,18 @@ class Shown:
 
 
 class Gradients:
-    """All gradients of weights that the tapes of a step have given to it."""
+    """All gradients of weights that the tapes of a step have given to it.
 
-    def __init__(self) -> None:
+    Args:
+        total: function that sums gradients over all replicas.
+    """
+
+    def __init__(self, total: Sum | None = None) -> None:
+        self._total = total
         self._given: list[list[Shown]] = []  # by a tape at once
-        self._summed: set[int] = set()
+        self._summed: set[int] = set()  # places in that list
         self._by_tensor: dict[Any, Shown] = {}
+        self._bits: dict[tf.Operation, int] = {}  # a cache
 
     def shown(self, grads: list[Any], sources: list[Any]) -> list[Any]:
         """Return gradients as the step is to see them; those of other sources stay as they are."""
@@ -81,35 +90,42 @@ class Gradients:
 
         return [computed(gradient) for gradient in grads]
 
-    def are_changed(self, grads: Sequence[Any]) -> bool:
-        """Return whether the step has computed any of these gradients from those of its tapes."""
-        known = self._by_tensor
-        changed = [tensor for tensor in _traced(grads) if tensor.ref() not in known]
-        return any(leaf.ref() in known for leaf in dataflow.leaves(changed, known))
+    def are_changed(self, values: Sequence[Any]) -> bool:
+        """Return whether the step has computed any of these values from gradients of its tapes."""
+        if not self._by_tensor or tf.executing_eagerly():
+            return False
+        shown = {tensor.op for one in self._by_tensor.values() for tensor in one.tensors}
+        others = [tensor for tensor in _traced(values) if tensor.op not in shown]
+        found = dataflow.gathered(others, lambda op: op in shown, self._bits)
+        changed = [tensor for tensor, is_changed in zip(others, found, strict=True) if is_changed]
+        leaves = dataflow.leaves(changed, self._by_tensor)
+        # The step may have summed them by itself.
+        return bool(leaves) and not any(x.op.type.startswith(_COLLECTIVES) for x in leaves)
 
-    def sum_first(self, grads: Sequence[Any], total: Sum) -> bool:
-        """Sum the tapes' gradients that these gradients are computed from, in their place.
+    def sum_first(self, values: Sequence[Any], optimizer: Any = None) -> bool:
+        """Sum the tapes' gradients that these values are computed from, in their place.
 
         A tape may differentiate what the step has computed from gradients of another tape, so that
-        each tape has its own sum.
+        each tape has its own sums.
 
         Args:
-            grads: gradients that the optimizer gets.
-            total: function of gradients and their weights that returns sums over all replicas.
+            values: gradients that an optimizer gets, or values that a weight gets.
+            optimizer: the optimizer.
 
         Returns:
-            Whether the gradients are the same on all replicas now.
+            Whether the values are the same on all replicas now.
         """
-        leaves = dataflow.leaves(_traced(grads), self._by_tensor)
+        assert self._total is not None
+        leaves = dataflow.leaves(_traced(values), self._by_tensor)
         behind = {id(self._by_tensor[x.ref()]) for x in leaves if x.ref() in self._by_tensor}
-        for given in self._given:
-            needed = [one for one in given if id(one) in behind - self._summed]
-            if not needed:
+        for place, given in enumerate(self._given):
+            if place in self._summed or behind.isdisjoint(map(id, given)):
                 continue
-            sums = total([one.computed for one in needed], [one.weight for one in needed])
-            for one, new in zip(needed, sums, strict=True):
+            weights = [one.weight for one in given]
+            sums = self._total([one.computed for one in given], weights, optimizer)
+            for one, new in zip(given, sums, strict=True):
                 one.becomes(new)
-            self._summed |= {id(one) for one in needed}
+            self._summed.add(place)
         return all(x.ref() in self._by_tensor or self._is_steady(x) for x in leaves)
 
     def _is_steady(self, x: tf.Tensor) -> bool:

@@ -95,6 +95,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
             is_own=step.is_own,
             losses=Losses(results={}),
             whole_weights=parts.whole_weights(),
+            gradients=changed.Gradients(functools.partial(_sum_of_own, strategy)),
         )
         if own_rounds is not None:  # replicas may make the step alone
             with _only_with(data):
@@ -302,8 +303,7 @@ def _apply_changed_sums(
     """Apply gradients that the user's step has computed from those of its tapes: see changed.py."""
     parts = strategy.parts
     gradients.refuse(strategy, optimizer, variables)
-    total = functools.partial(_sum_of_own, strategy, optimizer)
-    if not this_step().gradients.sum_first(grads, total):
+    if not this_step().gradients.sum_first(grads, optimizer):
         grads = changed.mean_of_all(grads)
     _go_on(strategy, grads)
     grads = parts.parts_of_sums(grads, variables)
@@ -318,17 +318,18 @@ def _apply_changed_sums(
 
 
 def _sum_of_own(
-    strategy: Strategy, optimizer: Optimizer, grads: list[Any], weights: list[Any]
+    strategy: Strategy, grads: list[Any], weights: list[Any], optimizer: Optimizer | None
 ) -> list[Any]:
     """Return the sums of whole gradients that replicas have computed.
 
     A step may compute with gradients of weights that another optimizer trains, as for one norm of
     two models, or that no optimizer trains.
     """
+    first = [] if optimizer is None else [optimizer]
     parts, left = strategy.parts, dict(enumerate(weights))
     own = parts.own_parts(_weighted(strategy, grads, weights), weights)
     sums: dict[int, Any] = {}
-    for each in dict.fromkeys([optimizer, *optimizers_of(this_step().model)]):
+    for each in dict.fromkeys([*first, *optimizers_of(this_step().model)]):
         known = [i for i, v in left.items() if gradients.is_known(each, v)]
         theirs = [left.pop(i) for i in known]
         given = parts.begin_update(each, [own[i] for i in known], theirs)

@@ -130,6 +130,8 @@ class Weight(_Readable, MirroredVariable):
             raise ValueError(_OTHERS_WOULD_NOT_FOLLOW.format(path_of(self)))
         if step.is_reduced or self.distribute_strategy.extended.number_of_replicas == 1:
             return update_fn(own_copy(self), value, **kwargs)
+        if step.gradients.are_changed([value]) and step.gradients.sum_first([value]):
+            return super()._update_replica(update_fn, value, **kwargs)
         if step.assigned is not None and self.dtype.is_floating and self._differs(value):
             step.assigned.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
