@@ -61,6 +61,16 @@ def excited(depth=3):
     return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
 
 
+def swishes(depth=2):
+    """A swish behind each batch norm. TensorFlow may compute it in one operation, and rounds."""
+    inputs = keras.Input((8, 8, 4))
+    x = inputs
+    for _ in range(depth):
+        x = layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same", use_bias=False)(x))
+        x = layers.Activation("silu")(x)
+    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
+
+
 def perceptron():
     """Products of matrices, to which a bias is added, and activations that are fused with both."""
     inputs = keras.Input((12,))

@@ -48,6 +48,18 @@ def test_ways_to_train(name):
     assert_same_training(models.residual, RandomOrder(seed=1), **SETTINGS[name])
 
 
+@pytest.mark.parametrize("steps", [2, pytest.param(1, marks=pytest.mark.full)])
+def test_swishes_are_fused_like_their_originals(steps):
+    """In a loop the first swish waits for a constant, so TensorFlow does not fuse it."""
+    assert_same_training(models.swishes, RandomOrder(seed=0), steps_per_execution=steps)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_orders_train_the_same_in_several_steps_at_once(kind):
+    assert_same_training(KINDS[kind], RandomOrder(seed=0), steps_per_execution=2)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["pooling", "transformer", "dropout"])
 def test_batches_that_differ_in_size(kind):

@@ -121,8 +121,6 @@ class _Copies:
         self._gate = gate
         self._copies: dict[int, Any] = {}  # tensors, by number
         self._late: dict[int, Any] = {}  # tensors from outside, delayed by the gate
-        # copies for users that must not be merged with other copies
-        self._apart: dict[int, Any] = {}
 
     def make(self, all_copies: Sequence[_Copies]) -> None:
         """Make the copies and let the backward pass use them.
@@ -224,20 +222,7 @@ class _Copies:
             return
         for position, number in enumerate(self._step.ops[index].inputs):
             if self._users.versions.for_op(index, number) == self._users.number:
-                replace_input(operation, position, self._given(number, operation))
-
-    def _given(self, number: int, user: tf.Operation) -> Any:
-        """Return the tensor that an operation of the backward pass takes.
-
-        Some gradients compute a part of the forward pass themselves, with control inputs that keep
-        TensorFlow from merging the two. A copy has such control inputs, too. An additional
-        operation behind the copy keeps TensorFlow from merging it with the gradient's computation.
-        """
-        if not user.control_inputs:
-            return self._copies[number]
-        if number not in self._apart:
-            self._apart[number] = behind(self._copies[number])
-        return self._apart[number]
+                replace_input(operation, position, self._copies[number])
 
 
 def _another(original: tf.Operation, inputs: Sequence[Any]) -> tf.Operation:
