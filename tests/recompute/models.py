@@ -164,6 +164,35 @@ class Picks(layers.Layer):
         return x * tf.reduce_mean(tf.gather_nd(x, tf.where(x > 0)))
 
 
+class Called(layers.Layer):
+    """Computes in a function, whose gradient takes what the function has computed inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(8)
+
+    @tf.function
+    def call(self, x):
+        return tf.nn.gelu(self.dense(x)) * tf.sigmoid(x)
+
+
+class Mapped(layers.Layer):
+    """Computes row by row, in a loop."""
+
+    def call(self, x):
+        return tf.map_fn(lambda row: tf.nn.softmax(row) * tf.nn.gelu(row), x)
+
+
+def sums(depth=2):
+    """Norms of sums, whose lengths TensorFlow does not know if it does not know the batch's."""
+    inputs = keras.Input((6, 8))
+    x = layers.Dense(8)(inputs)
+    for _ in range(depth):
+        h = layers.Dense(16, activation="gelu")(layers.LayerNormalization()(x))
+        x = x + layers.Dense(8)(h)
+    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
+
+
 class Block(layers.Layer):
     """A layer of layers."""
 

@@ -12,7 +12,7 @@ from helpers import mirrored
 
 import tfscale
 from tests.recompute import models
-from tests.recompute.models import assert_same_training, data, train
+from tests.recompute.models import assert_same_training, chain, data, train
 from tests.recompute.orders import OwnStep, PartsStep, RandomOrder
 from tests.recompute.test_exact import KINDS, SETTINGS, mark
 from tfscale.callbacks import Recompute
@@ -52,6 +52,18 @@ def test_ways_to_train(name):
 def test_swishes_are_fused_like_their_originals(steps):
     """In a loop the first swish waits for a constant, so TensorFlow does not fuse it."""
     assert_same_training(models.swishes, RandomOrder(seed=0), steps_per_execution=steps)
+
+
+@pytest.mark.parametrize(
+    "kind", [models.Called, pytest.param(models.Mapped, marks=pytest.mark.full)]
+)
+def test_functions_are_optimized_like_their_originals(kind):
+    """What only the gradient takes is a user in the function's body."""
+    assert_same_training(lambda: chain(kind), RandomOrder(seed=0))
+
+
+def test_norms_of_sums_of_unknown_length():
+    assert_same_training(models.sums, RandomOrder(seed=0), batch=7)
 
 
 @pytest.mark.full
