@@ -171,6 +171,9 @@ class Called(layers.Layer):
         super().__init__()
         self.dense = layers.Dense(8)
 
+    def build(self, shape):
+        self.dense.build(shape)
+
     @tf.function
     def call(self, x):
         return tf.nn.gelu(self.dense(x)) * tf.sigmoid(x)
