@@ -186,16 +186,6 @@ class Mapped(layers.Layer):
         return tf.map_fn(lambda row: tf.nn.softmax(row) * tf.nn.gelu(row), x)
 
 
-def sums(depth=2):
-    """Norms of sums, whose lengths TensorFlow does not know if it does not know the batch's."""
-    inputs = keras.Input((6, 8))
-    x = layers.Dense(8)(inputs)
-    for _ in range(depth):
-        h = layers.Dense(16, activation="gelu")(layers.LayerNormalization()(x))
-        x = x + layers.Dense(8)(h)
-    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
-
-
 class Block(layers.Layer):
     """A layer of layers."""
 

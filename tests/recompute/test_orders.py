@@ -62,10 +62,6 @@ def test_functions_are_optimized_like_their_originals(kind):
     assert_same_training(lambda: chain(kind), RandomOrder(seed=0))
 
 
-def test_norms_of_sums_of_unknown_length():
-    assert_same_training(models.sums, RandomOrder(seed=0), batch=7)
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_orders_train_the_same_in_several_steps_at_once(kind):

@@ -171,27 +171,7 @@ class _Copies:
         ):
             mine.set_shape(its.shape)
             if number in self._again.tensors:
-                self._copies[number] = self._shaped(number, mine, its)
-
-    def _shaped(self, number: int, copy: Any, original: Any) -> Any:
-        """Let TensorFlow know that a copy and its original have the same shape.
-
-        If TensorFlow does not know a result's shape from those of the inputs, as in a sum of two
-        tensors of unknown length, then it knows nothing about two such results. It removes this
-        operation if it knows that the shapes are equal. Nothing is fused with a result that several
-        operations use.
-        """
-        shape = original.shape
-        several = len(self._step.consumers[number]) > 1
-        if not several or not original.dtype.is_floating or shape.is_fully_defined():
-            return copy
-        if shape.rank is None or shape.rank < 2:
-            return copy
-        name = _name(original.op)
-        with tf.device(original.device or None):
-            shaped = tf.reshape(copy, tf.shape(original, name=name), name=name)
-        shaped.set_shape(shape)
-        return shaped
+                self._copies[number] = mine
 
     def _keep_shape(self, original: tf.Operation, inputs: list[Any]) -> None:
         """Give a copy the original's shape, instead of another unknown shape."""
