@@ -50,7 +50,7 @@ def test_ways_to_train(name):
 
 @pytest.mark.parametrize("steps", [2, pytest.param(1, marks=pytest.mark.full)])
 def test_swishes_are_fused_like_their_originals(steps):
-    """In a loop the first swish waits for a constant, so TensorFlow does not fuse it."""
+    """TensorFlow does not fuse the first swish of a loop, since it waits for a constant."""
     assert_same_training(models.swishes, RandomOrder(seed=0), steps_per_execution=steps)
 
 
@@ -58,7 +58,7 @@ def test_swishes_are_fused_like_their_originals(steps):
     "kind", [models.Called, pytest.param(models.Mapped, marks=pytest.mark.full)]
 )
 def test_functions_are_optimized_like_their_originals(kind):
-    """What only the gradient takes is a user in the function's body."""
+    """A function may use a result that outside of it only the gradient takes."""
     assert_same_training(lambda: chain(kind), RandomOrder(seed=0))
 
 
