@@ -61,6 +61,16 @@ def excited(depth=3):
     return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
 
 
+def swishes(depth=2):
+    """A swish behind each batch norm. TensorFlow may compute it in one operation, and rounds."""
+    inputs = keras.Input((8, 8, 4))
+    x = inputs
+    for _ in range(depth):
+        x = layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same", use_bias=False)(x))
+        x = layers.Activation("silu")(x)
+    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling2D()(x)))
+
+
 def perceptron():
     """Products of matrices, to which a bias is added, and activations that are fused with both."""
     inputs = keras.Input((12,))
@@ -152,6 +162,28 @@ class Picks(layers.Layer):
 
     def call(self, x):
         return x * tf.reduce_mean(tf.gather_nd(x, tf.where(x > 0)))
+
+
+class Called(layers.Layer):
+    """Computes in a function, whose gradient takes what the function has computed inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(8)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    @tf.function
+    def call(self, x):
+        return tf.nn.gelu(self.dense(x)) * tf.sigmoid(x)
+
+
+class Mapped(layers.Layer):
+    """Computes row by row, in a loop."""
+
+    def call(self, x):
+        return tf.map_fn(lambda row: tf.nn.softmax(row) * tf.nn.gelu(row), x)
 
 
 class Block(layers.Layer):

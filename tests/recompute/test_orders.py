@@ -12,7 +12,7 @@ from helpers import mirrored
 
 import tfscale
 from tests.recompute import models
-from tests.recompute.models import assert_same_training, data, train
+from tests.recompute.models import assert_same_training, chain, data, train
 from tests.recompute.orders import OwnStep, PartsStep, RandomOrder
 from tests.recompute.test_exact import KINDS, SETTINGS, mark
 from tfscale.callbacks import Recompute
@@ -46,6 +46,26 @@ def test_more_random_orders_train_the_same(kind, seed):
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) for n in SETTINGS])
 def test_ways_to_train(name):
     assert_same_training(models.residual, RandomOrder(seed=1), **SETTINGS[name])
+
+
+@pytest.mark.parametrize("steps", [2, pytest.param(1, marks=pytest.mark.full)])
+def test_swishes_are_fused_like_their_originals(steps):
+    """TensorFlow does not fuse the first swish of a loop, since it waits for a constant."""
+    assert_same_training(models.swishes, RandomOrder(seed=0), steps_per_execution=steps)
+
+
+@pytest.mark.parametrize(
+    "kind", [models.Called, pytest.param(models.Mapped, marks=pytest.mark.full)]
+)
+def test_functions_are_optimized_like_their_originals(kind):
+    """A function may use a result that outside of it only the gradient takes."""
+    assert_same_training(lambda: chain(kind), RandomOrder(seed=0))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_orders_train_the_same_in_several_steps_at_once(kind):
+    assert_same_training(KINDS[kind], RandomOrder(seed=0), steps_per_execution=2)
 
 
 @pytest.mark.full

@@ -14,7 +14,7 @@ from tensorflow.python.framework import op_def_registry
 from tensorflow.python.ops.handle_data_util import get_resource_handle_data
 
 from tests.recompute.models import data, residual
-from tfscale.bridge.graphs import has_state
+from tfscale.bridge.graphs import after, has_state
 from tfscale.callbacks import Recompute
 from tfscale.training.recompute.batch import batch_of_fit
 from tfscale.training.recompute.gate import behind, use
@@ -63,6 +63,25 @@ def test_what_we_put_between_operations_stays_and_fuses_nothing():
     assert kinds.count("PreventGradient") == 2
     assert sum("FusedMatMul" in kind for kind in kinds) == 1
     assert kinds.count("BiasAdd") == 1
+
+
+def test_an_operation_still_waits_for_another_one_that_it_depends_on_through_ours():
+    """A ``Merge``, of which functions know that it runs independently."""
+
+    @tf.function
+    def waits(x, count):
+        count.assign_add(1.0)
+        first = tf.matmul(x, x)
+        with tf.control_dependencies([after([first.op], "gate")]):
+            late = behind(x)
+        with tf.control_dependencies([first.op]):
+            return first + tf.sigmoid(late)
+
+    nodes = {node.name: node for node in as_it_runs(waits, tf.ones((4, 4)), tf.Variable(0.0))}
+    (sigmoid,) = (node for node in nodes.values() if node.op == "Sigmoid")
+    assert "^MatMul" in sigmoid.input
+    assert "^MatMul" in nodes["gate"].input
+    assert not [name for name in nodes["gate/open"].input if name.startswith("^")]
 
 
 def test_shapes_are_seen_through_what_we_put_between():

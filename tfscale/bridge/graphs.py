@@ -46,6 +46,25 @@ def behind(tensor: tf.Tensor, name: str) -> tf.Tensor:
     return passing.outputs[0]
 
 
+def after(operations: Sequence[tf.Operation], name: str) -> tf.Operation:
+    """Return an operation of the current graph that runs when others have run.
+
+    TensorFlow lets an operation no longer wait for another one if it has to wait for that anyway,
+    by way of others, and may then fuse or merge it. So a new operation must open no new ways.
+    TensorFlow follows no way through a Merge, which usually waits for only one of its inputs. Here
+    the Merge has a single input. A function makes each Merge wait for all operations before it that
+    have effects, unless the Merge is said to run independently.
+    """
+    with tf.control_dependencies(None), tf.control_dependencies(operations):
+        done = tf.constant(0, name=name)
+    with tf.control_dependencies(None):
+        merge = tf.raw_ops.Merge(inputs=[done], name=f"{name}/open").output.op
+    dependencies = merge.graph.experimental_acd_manager
+    if dependencies is not None:
+        dependencies.run_independently(merge)
+    return merge
+
+
 def another(original: tf.Operation, inputs: Sequence[Any], name: str) -> tf.Operation:
     """Return a copy of an operation with other inputs."""
     attributes = {k: value for k, value in original.node_def.attr.items() if k != _COLOCATED}

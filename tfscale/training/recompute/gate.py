@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.graphs import after
 from tfscale.bridge.graphs import behind as passed
 from tfscale.training.recompute.traced_step import TracedStep
 
@@ -76,8 +77,7 @@ def make_gate(
                 keys.append(behind(operations[index].outputs[0]).op)
             else:
                 waiting += [step.producer[tensor] for tensor in op.inputs]
-        with tf.control_dependencies(keys):
-            return tf.no_op("again/gate")
+        return after(keys, "again/gate")
 
 
 def _ends_before(step: TracedStep, before: int) -> set[int]:

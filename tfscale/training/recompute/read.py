@@ -25,6 +25,7 @@ from tfscale.training.recompute.traced_step import (
     TracedStep,
     Unit,
     is_convolution,
+    runs_functions,
 )
 from tfscale.training.recompute.watch import Forward
 
@@ -251,7 +252,7 @@ def writes(operation: tf.Operation) -> bool:
 
 
 def _functions_of(operation: tf.Operation) -> list[str]:
-    if not any(k in operation.type for k in ("Call", "While", "If", "Case", "Scan", "Map")):
+    if not runs_functions(operation.type):
         return []
     found = []
     for value in operation.node_def.attr.values():

@@ -24,7 +24,14 @@ import tensorflow as tf
 from tfscale.bridge.graphs import another, replace_input
 from tfscale.training.recompute.gate import behind, make_gate, use
 from tfscale.training.recompute.late import positions
-from tfscale.training.recompute.traced_step import ORIGINAL, SHAPES, Again, TracedStep, Versions
+from tfscale.training.recompute.traced_step import (
+    ORIGINAL,
+    SHAPES,
+    Again,
+    TracedStep,
+    Versions,
+    runs_functions,
+)
 
 # The input of an operation that is the shape of its result.
 _SHAPE_INPUT = {"Reshape": 1, "BroadcastTo": 1, "Fill": 0, "Conv2DBackpropInput": 0}
@@ -51,7 +58,7 @@ def rewrite(
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
         originals = _Users(step, again, versions, ORIGINAL)
         for tensor in versions.tensors:
-            if originals.count(tensor) == 1 < len(step.consumers[tensor]):
+            if originals.lack(tensor):
                 producer = step.producer[tensor]
                 use(operations[producer].outputs[step.ops[producer].outputs.index(tensor)])
 
@@ -84,6 +91,16 @@ class _Users:
         else:
             own = [index for index in self._step.consumers[tensor] if index in self._copied]
         return len(own) + len(self.backward(tensor)) + len(self._later(tensor))
+
+    def lack(self, tensor: int) -> bool:
+        """Return whether this version has at most one user, and fewer than without copies.
+
+        A result without users is never computed. But a function computes all its results, and may
+        use them itself.
+        """
+        count, maker = self.count(tensor), self._step.ops[self._step.producer[tensor]]
+        fewest = 0 if runs_functions(maker.kind) else 1
+        return fewest <= count <= 1 and count < len(self._step.consumers[tensor])
 
     @cached_property
     def _copied(self) -> frozenset[int]:
@@ -121,8 +138,6 @@ class _Copies:
         self._gate = gate
         self._copies: dict[int, Any] = {}  # tensors, by number
         self._late: dict[int, Any] = {}  # tensors from outside, delayed by the gate
-        # copies for users that must not be merged with other copies
-        self._apart: dict[int, Any] = {}
 
     def make(self, all_copies: Sequence[_Copies]) -> None:
         """Make the copies and let the backward pass use them.
@@ -185,10 +200,9 @@ class _Copies:
         """Give copies with one user a second user, if the originals have several."""
         shapes: list[int] = []
         for number, copy in self._copies.items():
-            mine = self._users.count(number)
-            if mine == 1 < len(self._step.consumers[number]):
+            if self._users.lack(number):
                 use(copy)
-            elif mine == 1 and not copy.shape.is_fully_defined():
+            elif self._users.count(number) == 1 and not copy.shape.is_fully_defined():
                 shapes += self._step.shapes[number]
         self._take_shapes(list(dict.fromkeys(shapes)))
 
@@ -224,20 +238,7 @@ class _Copies:
             return
         for position, number in enumerate(self._step.ops[index].inputs):
             if self._users.versions.for_op(index, number) == self._users.number:
-                replace_input(operation, position, self._given(number, operation))
-
-    def _given(self, number: int, user: tf.Operation) -> Any:
-        """Return the tensor that an operation of the backward pass takes.
-
-        Some gradients compute a part of the forward pass themselves, with control inputs that keep
-        TensorFlow from merging the two. A copy has such control inputs, too. An additional
-        operation behind the copy keeps TensorFlow from merging it with the gradient's computation.
-        """
-        if not user.control_inputs:
-            return self._copies[number]
-        if number not in self._apart:
-            self._apart[number] = behind(self._copies[number])
-        return self._apart[number]
+                replace_input(operation, position, self._copies[number])
 
 
 def _another(original: tf.Operation, inputs: Sequence[Any]) -> tf.Operation:

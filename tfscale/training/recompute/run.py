@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.graphs import wait_for
+from tfscale.bridge.graphs import after, wait_for
 from tfscale.bridge.hooks import ADVERSARIAL_STEP
 from tfscale.support import arguments
 from tfscale.training.recompute.early import with_early_products
@@ -198,12 +198,8 @@ def _wait_for_phase_before(
         changed = [one for one in changed if short_device(one.device or forward.device) == own]
     if not changed:
         return
-    with (
-        forward.graph.as_default(),
-        tf.control_dependencies(None),
-        tf.control_dependencies(changed),
-    ):
-        gate = tf.no_op("again/phase")
+    with forward.graph.as_default():
+        gate = after(changed, "again/phase")
     for index in ops:
         if operations[index].type == "ReadVariableOp":
             wait_for(operations[index], gate)

@@ -35,6 +35,11 @@ def is_convolution(kind: str) -> bool:
     return kind.startswith(("Conv2D", "Conv3D", "DepthwiseConv2d"))
 
 
+def runs_functions(kind: str) -> bool:
+    """Return whether operations of a kind run functions: calls, loops and branches."""
+    return any(part in kind for part in ("Call", "While", "If", "Case", "Scan", "Map"))
+
+
 @dataclass(frozen=True)
 class Op:
     """An operation.
