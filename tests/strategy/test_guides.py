@@ -43,7 +43,13 @@ def on_one_device(name):
     return result(tf.distribute.get_strategy(), name)
 
 
-QUICK = {("stages", "several_inputs"), ("slices", "own_layers"), ("stages", "callbacks")}
+QUICK = {
+    ("stages", "several_inputs"),
+    ("slices", "own_layers"),
+    ("stages", "callbacks"),
+    ("stages", "attention"),
+    ("stages", "sparse"),
+}
 
 
 @pytest.mark.parametrize(
