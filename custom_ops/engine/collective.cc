@@ -166,7 +166,7 @@ void Collective::Succeed() {
 }
 
 void Collective::Fail(const Status& why) {
-  if (!over_) communicator_->GiveUp(generation(), why);
+  if (!over_) communicator_->GiveUp(*this, why);
 }
 
 void Collective::FailBecauseOf(int peer, const Status& status) {

@@ -39,6 +39,10 @@ class Families {
     return members_.size();
   }
 
+  // Held while the members of a family leave a generation: one that could already leave the next,
+  // before another has left this, would be ahead of it for ever.
+  std::mutex& leaving() { return leaving_; }
+
   std::vector<std::shared_ptr<Communicator>> Of(int key) {
     std::vector<std::shared_ptr<Communicator>> alive;
     std::lock_guard<std::mutex> lock(mutex_);
@@ -53,6 +57,7 @@ class Families {
  private:
   std::mutex mutex_;
   std::map<int, std::vector<std::weak_ptr<Communicator>>> members_;
+  std::mutex leaving_;
 };
 
 std::vector<int> AllBut(int rank, size_t ranks) {
@@ -142,7 +147,7 @@ std::shared_ptr<Collective> Communicator::Start(Request request, Done done) {
     return nullptr;
   }
   if (!told.ok()) {
-    LeaveWithFamily(collective->generation(), std::make_shared<Parting>(told));
+    LeaveWithFamily(collective->generation(), std::make_shared<Parting>(told), {});
     return nullptr;
   }
   collective->Start();
@@ -230,7 +235,13 @@ void Communicator::Finished(const Collective& collective) {
   if (it != running_.end() && it->second.get() == &collective) running_.erase(it);
 }
 
-void Communicator::GiveUp(uint32_t generation, const Status& why) {
+// The step of a collective has failed even if the collective has ended meanwhile: then nothing of
+// it runs any more that would name it.
+void Communicator::GiveUp(const Collective& collective, const Status& why) {
+  GiveUp(collective.generation(), why, {collective.request().step});
+}
+
+void Communicator::GiveUp(uint32_t generation, const Status& why, std::set<int64_t> failed_steps) {
   const bool siblings = SiblingsAreWaitedFor();
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -239,7 +250,7 @@ void Communicator::GiveUp(uint32_t generation, const Status& why) {
       return;
     }
   }
-  LeaveWithFamily(generation, std::make_shared<Parting>(why));
+  LeaveWithFamily(generation, std::make_shared<Parting>(why), std::move(failed_steps));
 }
 
 void Communicator::GiveUp(const std::string& reason, const Open& open,
@@ -254,7 +265,7 @@ void Communicator::GiveUp(const std::string& reason, const Open& open,
     std::lock_guard<std::mutex> lock(mutex_);
     generation = generation_;
   }
-  LeaveWithFamily(generation, parting);
+  LeaveWithFamily(generation, parting, {});
 }
 
 void Communicator::AnnounceExit(const std::string& reason, const Open& open,
@@ -274,45 +285,59 @@ void Communicator::AnnounceExit(const std::string& reason, const Open& open,
 }
 
 // Siblings hear it here, whether they have a channel to hear it by or not.
-void Communicator::LeaveWithFamily(uint32_t generation, const std::shared_ptr<Parting>& parting) {
-  std::set<int64_t> failed_steps;
-  if (!LeaveGeneration(generation, parting, &failed_steps)) return parting->Report();
-  for (auto& sibling : Families::Get().Of(family_)) {
-    auto of_sibling = std::make_shared<Parting>(parting->why);
-    sibling->LeaveGeneration(generation, of_sibling, &failed_steps);
-    parting->TakenBy(sibling->rank());  // or it has left for another reason
+void Communicator::LeaveWithFamily(uint32_t generation, const std::shared_ptr<Parting>& parting,
+                                   std::set<int64_t> failed_steps) {
+  std::vector<std::pair<std::shared_ptr<Communicator>, std::shared_ptr<Parting>>> left;
+  {
+    std::lock_guard<std::mutex> lock(Families::Get().leaving());
+    if (LeaveGeneration(generation, parting, &failed_steps)) {
+      left.emplace_back(shared_from_this(), parting);
+      for (auto& sibling : Families::Get().Of(family_)) {
+        auto of_sibling = std::make_shared<Parting>(parting->why);
+        if (sibling->LeaveGeneration(generation, of_sibling, &failed_steps)) {
+          left.emplace_back(sibling, of_sibling);
+        }
+      }
+    }
+  }
+  if (left.empty()) return parting->Report();
+  const auto siblings = Families::Get().Of(family_);
+  for (auto& [member, of_member] : left) {
+    member->StopWhatRan(generation, of_member);
+    for (auto& sibling : siblings) of_member->TakenBy(sibling->rank());  // they have left, too
   }
 }
 
 // Takes the failed steps of others and adds its own.
 bool Communicator::LeaveGeneration(uint32_t generation, const std::shared_ptr<Parting>& parting,
                                    std::set<int64_t>* failed_steps) {
-  std::map<std::string, std::shared_ptr<Collective>> running;
-  std::shared_ptr<Pulse> pulse;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (generation != generation_) return false;
-    running.swap(running_);
-    pulse.swap(pulse_);
-    parting->listening.swap(listening_);
-    executions_.clear();
-    last_failure_ = parting->why;
-    told_ = Status();
-    ++generation_;
-    for (auto& entry : running) failed_steps->insert(entry.second->request().step);
-    failed_steps_ = *failed_steps;
-  }
-  if (pulse != nullptr) pulse->Cancel();
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (generation != generation_) return false;
+  parting->running.swap(running_);
+  parting->pulse.swap(pulse_);
+  parting->listening.swap(listening_);
+  executions_.clear();
+  last_failure_ = parting->why;
+  told_ = Status();
+  ++generation_;
+  for (auto& entry : parting->running) failed_steps->insert(entry.second->request().step);
+  failed_steps_ = *failed_steps;
+  return true;
+}
+
+// Ends the collectives of a generation that this rank has left, and tells the others.
+void Communicator::StopWhatRan(uint32_t generation, const std::shared_ptr<Parting>& parting) {
+  const auto running = std::move(parting->running);
+  if (parting->pulse != nullptr) parting->pulse->Cancel();
   if (!running.empty()) parting->open = running.begin()->second->request().open;
   if (parting->open == nullptr) {
     if (parting->listening != nullptr) parting->listening->Cancel();
-    return true;
+    return;
   }
   for (auto& entry : running) {
     if (entry.second->Stop()) parting->victims.push_back(entry.second);
   }
   SayFarewell(generation, parting);
-  return true;
 }
 
 // Farewells wait for whoever is late. Of those long past, nobody asks any more.
@@ -457,7 +482,7 @@ void Communicator::Heard(uint32_t generation, int from, const View& bytes, const
       return;
     }
   }
-  GiveUp(generation, why);
+  GiveUp(generation, why, {});
 }
 
 // A peer may leave when all is done: that matters to whoever still needs it.
@@ -473,7 +498,7 @@ void Communicator::HeardThatItIsGone(uint32_t generation, int from, const Status
     }
   }
   if (bucket.empty()) return;
-  GiveUp(generation, Gone(bucket, from, status));
+  GiveUp(generation, Gone(bucket, from, status), {});
 }
 
 // What runs may need it no more: a collective that does will stall.

@@ -119,7 +119,7 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
 
   // For Collective.
   void Finished(const Collective& collective);
-  void GiveUp(uint32_t generation, const Status& why);
+  void GiveUp(const Collective& collective, const Status& why);
   void Listen(const Collective& collective);
   void Beat(uint32_t generation, Clock::time_point now);
   bool IsWaiting(int rank, Clock::time_point now) const;
@@ -137,7 +137,9 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
     Notice::Kind kind = Notice::Kind::kFarewell;
     Open open;                   // without it, a rank with nothing running says nothing
     std::function<void()> told;  // or nobody
+    std::map<std::string, std::shared_ptr<Collective>> running;  // until it is stopped
     std::vector<std::shared_ptr<Collective>> victims;
+    std::shared_ptr<Pulse> pulse;
     std::shared_ptr<Channel> channel, listening;
     Clock::time_point until = Clock::now() + kLinger;
     std::mutex mutex;
@@ -164,9 +166,12 @@ class Communicator : public Watched, public std::enable_shared_from_this<Communi
   void DetachedEnded(const std::string& name, const Status& status);
   bool IsWaitedFor() const;
   bool SiblingsAreWaitedFor() const;
-  void LeaveWithFamily(uint32_t generation, const std::shared_ptr<Parting>& parting);
+  void GiveUp(uint32_t generation, const Status& why, std::set<int64_t> failed_steps);
+  void LeaveWithFamily(uint32_t generation, const std::shared_ptr<Parting>& parting,
+                       std::set<int64_t> failed_steps);
   bool LeaveGeneration(uint32_t generation, const std::shared_ptr<Parting>& parting,
                        std::set<int64_t>* failed_steps);
+  void StopWhatRan(uint32_t generation, const std::shared_ptr<Parting>& parting);
   void Remember(const std::shared_ptr<Parting>& parting);
   void SayFarewell(uint32_t generation, const std::shared_ptr<Parting>& parting);
   void Tell(uint32_t generation, const std::shared_ptr<Parting>& parting);

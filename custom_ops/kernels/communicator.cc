@@ -61,26 +61,22 @@ void CommunicatorResource::WhenFormed(tensorflow::OpKernelContext* ctx, Ready re
   FormGroup(ctx, config_.group_key, config_.devices, config_.deadline_ms / 1e3,
             [this, ctx](const absl::Status& status, Group group) {
               if (!status.ok()) return Formed(status, nullptr, nullptr);
-              Connect(group, ChannelsOf(ctx, group, config_.rank)());
+              Connect(group, ChannelsOf(ctx, group, config_.rank));
             });
 }
 
 // TensorFlow's transport brings the ranks together; they may go on over sockets.
-// What an attempt that failed has left there would be in the way of this one. It stays until then,
-// for ranks that are late: they name who is absent, and not this one.
-void CommunicatorResource::Connect(const Group& group, const std::shared_ptr<Channel>& channel) {
-  std::shared_ptr<Channel> failed;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    failed.swap(failed_);
-  }
-  if (failed != nullptr) failed->Cancel();
-  std::thread([this, group, channel] {
+void CommunicatorResource::Connect(const Group& group, const Open& open) {
+  std::thread([this, group, open] {
     const auto until = Clock::now() + std::chrono::milliseconds(config_.deadline_ms);
+    if (attempt_ == nullptr) {
+      attempt_ =
+          std::make_unique<sockets::Attempt>(config_.rank, config_.peers, config_.sockets, open());
+    }
     std::shared_ptr<sockets::Endpoint> endpoint;
     std::string why_not;
-    const Status status = sockets::Form(config_.rank, config_.peers, channel, config_.sockets,
-                                        until, &endpoint, &why_not);
+    const Status status = attempt_->Form(until, &endpoint, &why_not);
+    if (!attempt_->open()) attempt_ = nullptr;
     if (!why_not.empty() && status.ok() && FirstOfItsProcess() && IsNews(why_not)) {
       engine_->patience().warn(
           "gradients go over TensorFlow's gRPC, which is slower than sockets, since " + why_not +
@@ -90,7 +86,6 @@ void CommunicatorResource::Connect(const Group& group, const std::shared_ptr<Cha
     {
       std::lock_guard<std::mutex> lock(mutex_);
       why_not_ = why_not;
-      if (!status.ok()) failed_ = channel;
     }
     Formed(ToAbsl(status), group, endpoint);
   }).detach();

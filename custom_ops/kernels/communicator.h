@@ -67,7 +67,7 @@ class CommunicatorResource : public tensorflow::ResourceBase {
   };
 
   static Patience PatienceOf(const Config& config);
-  void Connect(const Group& group, const std::shared_ptr<Channel>& channel);
+  void Connect(const Group& group, const Open& open);
   void Formed(const absl::Status& status, Group group, std::shared_ptr<sockets::Endpoint> endpoint);
   Open OpenFor(tensorflow::OpKernelContext* ctx) const;
   std::string Process(int rank) const;
@@ -79,7 +79,7 @@ class CommunicatorResource : public tensorflow::ResourceBase {
   Group group_;
   std::shared_ptr<sockets::Endpoint> endpoint_;  // or nothing: over TensorFlow's transport
   std::string why_not_;
-  std::shared_ptr<Channel> failed_;  // of the last attempt to form the group, if that failed
+  std::unique_ptr<sockets::Attempt> attempt_;  // to form the group, until it has ended
   std::vector<Waiting> waiting_;
 };
 

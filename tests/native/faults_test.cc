@@ -411,6 +411,35 @@ TEST_P(Faults, AFamilyGoesOnAfterAFailureAtAnyMoment) {
   }
 }
 
+// The executor of a step that fails cancels what runs, and still begins what was on its way.
+TEST_P(Faults, AFamilyGoesOnAfterStepsWhoseRanksFailOneByOne) {
+  World world(ranks(), 3, 17);
+  for (int r = 0; r < ranks(); ++r) world.rank(r).JoinFamily(ranks() + 5000);
+  for (int step = 1; step <= 60; ++step) {
+    Task before = Usual(), after = Usual();
+    before.step = after.step = step;
+    after.name = "after";
+    Outcomes outcomes(2 * ranks());
+    std::vector<std::thread> threads;
+    for (int r = 0; r < ranks(); ++r) {
+      threads.emplace_back([&, r] {
+        const auto fail = [](const std::shared_ptr<Collective>& running) {
+          if (running != nullptr) running->Fail(Status(Code::kCancelled, "enough"));
+        };
+        std::thread canceller(fail, world.Start(before, r, outcomes.For(2 * r)));
+        std::this_thread::sleep_for(std::chrono::microseconds((step * (r + 7) * 13) % 100));
+        fail(world.Start(after, r, outcomes.For(2 * r + 1)));
+        canceller.join();
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    for (const Status& status : outcomes.Wait()) {
+      EXPECT_TRUE(status.ok() || Says(status, "enough")) << status.message();
+    }
+    ExpectGoesOn(&world, Usual());
+  }
+}
+
 // Ranks 1 and 3 of a ring sit between 0 and 2. They have nothing running when they
 // hear that rank 0 gave up; rank 2 must hear it all the same, and they must fail
 // what they start next, which belongs to the step that failed.

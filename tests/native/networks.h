@@ -52,13 +52,17 @@ inline Joined JoinAll(const std::vector<sockets::Settings>& settings,
                    std::vector<Status>(ranks), std::vector<std::string>(ranks)};
   std::vector<std::string> peers;
   for (size_t r = 0; r < ranks; ++r) peers.push_back("worker " + std::to_string(r));
+  std::vector<std::unique_ptr<sockets::Attempt>> attempts;
+  for (size_t r = 0; r < ranks; ++r) {
+    const int rank = static_cast<int>(r);
+    attempts.push_back(
+        std::make_unique<sockets::Attempt>(rank, peers, settings[r], control.Open(rank)));
+  }
   std::vector<std::thread> threads;
   for (size_t r = 0; r < ranks; ++r) {
     threads.emplace_back([&, r] {
-      const int rank = static_cast<int>(r);
-      joined.statuses[r] = sockets::Form(rank, peers, control.Open(rank), settings[r],
-                                         std::chrono::steady_clock::now() + patience,
-                                         &joined.endpoints[r], &joined.why[r]);
+      joined.statuses[r] = attempts[r]->Form(std::chrono::steady_clock::now() + patience,
+                                             &joined.endpoints[r], &joined.why[r]);
     });
   }
   for (auto& thread : threads) thread.join();

@@ -471,6 +471,34 @@ TEST(Joining, WhoDoesNotCallIsNamed) {
   EXPECT_TRUE(named) << joined.why[0];
 }
 
+TEST(Joining, RanksThatWaitedOneAfterTheOtherComeTogetherLater) {
+  const std::vector<std::string> peers = {"worker 0", "worker 1", "worker 2"};
+  MemoryNetwork control;
+  std::vector<std::unique_ptr<Attempt>> attempts;
+  std::shared_ptr<Endpoint> none;
+  std::string why;
+  Settings settings;
+  settings.choice = Choice::kOther;
+  const auto form = [&](int rank, milliseconds patience) {
+    return attempts[rank]->Form(std::chrono::steady_clock::now() + patience, &none, &why);
+  };
+  for (int rank = 0; rank < 3; ++rank) {
+    attempts.push_back(std::make_unique<Attempt>(rank, peers, settings, control.Open(rank)));
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    const Status status = form(rank, milliseconds(20));
+    EXPECT_EQ(status.code(), Code::kDeadlineExceeded) << status.message();
+    EXPECT_TRUE(Says(status.message(), "rank 2 (worker 2)")) << status.message();
+    EXPECT_EQ(Says(status.message(), "rank 1 (worker 1)"), rank == 0) << status.message();
+    EXPECT_TRUE(attempts[rank]->open());
+  }
+  for (int rank = 2; rank >= 0; --rank) {
+    const Status status = form(rank, seconds(60));
+    EXPECT_TRUE(status.ok()) << status.message();
+    EXPECT_FALSE(attempts[rank]->open());
+  }
+}
+
 // ---------------------------------------------------------------------------
 // Peers that break the protocol
 

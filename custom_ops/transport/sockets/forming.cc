@@ -107,75 +107,51 @@ class Neighbours {
   std::map<std::pair<std::string, int>, std::weak_ptr<Endpoint>> all_;
 };
 
-// Tells all ranks something, and hears from all.
-class Exchange {
+// Tells all ranks something, and hears from all. Nothing is said or heard twice: who has waited in
+// vain can wait again, for what was said stays until it is taken.
+template <typename What>
+class Round {
  public:
-  Exchange(int rank, const std::vector<std::string>& peers, std::shared_ptr<Channel> channel)
-      : rank_(rank), peers_(peers), channel_(std::move(channel)) {}
-
-  // The same, by rank; `round` tells exchanges apart.
-  template <typename What>
-  Status Run(uint32_t round, const What& mine, Clock::time_point until, std::vector<What>* all) {
-    std::vector<std::string> bytes;
-    const Status status = Bytes(round, BytesOf(mine), until, &bytes);
-    all->assign(peers_.size(), mine);
-    if (!status.ok()) return status;
-    for (size_t r = 0; r < bytes.size(); ++r) {
-      std::memcpy(static_cast<void*>(&(*all)[r]), bytes[r].data(), sizeof(What));
-    }
-    return Status();
-  }
-
- private:
-  struct State {
-    std::mutex mutex;
-    std::condition_variable changed;
-    int left;
-    Status failed;
-    std::vector<std::string> bytes;
-    std::vector<bool> heard;
-  };
-
-  Status Bytes(uint32_t round, const std::string& mine, Clock::time_point until,
-               std::vector<std::string>* all) {
-    const int ranks = static_cast<int>(peers_.size());
-    auto state = std::make_shared<State>();
-    state->left = 2 * (ranks - 1);
-    state->bytes.assign(ranks, std::string(mine.size(), '\0'));
-    state->bytes[rank_] = mine;
-    state->heard.assign(ranks, false);
-    const Key key = {0, 0, round, 0, kFormingMessage, 0, 0};
-    auto sent = std::make_shared<std::string>(mine);
-    auto* out = reinterpret_cast<uint8_t*>(&(*sent)[0]);
+  // `number` tells rounds apart.
+  Round(uint32_t number, int rank, const std::vector<std::string>& peers, const What& mine,
+        const std::shared_ptr<Channel>& channel)
+      : rank_(rank), peers_(peers), state_(std::make_shared<State>(peers.size(), mine)) {
+    const int ranks = static_cast<int>(peers.size());
+    const Key key = {0, 0, number, 0, kFormingMessage, 0, 0};
     for (int peer = 0; peer < ranks; ++peer) {
       if (peer == rank_) continue;
-      const auto done = [state, peer](const Status& status, bool heard) {
+      const auto done = [state = state_, peer](const Status& status, bool heard) {
         std::lock_guard<std::mutex> lock(state->mutex);
         if (!status.ok() && state->failed.ok()) state->failed = status;
         if (heard && status.ok()) state->heard[peer] = true;
         --state->left;
         state->changed.notify_all();
       };
-      channel_->Post(peer, key, {out, sent->size(), sent},
-                     [done](Status status) { done(status, false); });
-      auto* in = reinterpret_cast<uint8_t*>(&state->bytes[peer][0]);
+      auto* out = reinterpret_cast<uint8_t*>(&state_->words[rank_]);
+      channel->Post(peer, key, {out, sizeof(What), state_},
+                    [done](Status status) { done(status, false); });
+      auto* in = reinterpret_cast<uint8_t*>(&state_->words[peer]);
       const std::string about = Text("rank ", peer, " (", peers_[peer], "): ");
-      channel_->Receive(
-          peer, key, {in, mine.size(), state}, [done, about](const Status& status, const View&) {
+      channel->Receive(
+          peer, key, {in, sizeof(What), state_}, [done, about](const Status& status, const View&) {
             done(status.ok() ? status : Status(status.code(), about + status.message()), true);
           });
     }
-    std::unique_lock<std::mutex> lock(state->mutex);
-    const bool in_time = state->changed.wait_until(
-        lock, until, [&] { return state->left == 0 || !state->failed.ok(); });
-    if (!state->failed.ok()) return state->failed;
-    if (in_time) {
-      *all = state->bytes;
+  }
+
+  // The words of all ranks, by rank.
+  Status Wait(Clock::time_point until, std::vector<What>* words) const {
+    std::unique_lock<std::mutex> lock(state_->mutex);
+    state_->changed.wait_until(lock, until,
+                               [&] { return state_->left == 0 || !state_->failed.ok(); });
+    if (!state_->failed.ok()) return state_->failed;
+    if (state_->left == 0) {
+      *words = state_->words;
       return Status();
     }
     std::string silent;
-    for (int peer = 0; peer < ranks; ++peer) {
-      if (peer == rank_ || state->heard[peer]) continue;
+    for (size_t peer = 0; peer < peers_.size(); ++peer) {
+      if (static_cast<int>(peer) == rank_ || state_->heard[peer]) continue;
       silent += Text(silent.empty() ? "" : ", ", "rank ", peer, " (", peers_[peer], ")");
     }
     return Status(
@@ -183,9 +159,28 @@ class Exchange {
         "no word in time of " + (silent.empty() ? std::string("who has taken it") : silent));
   }
 
+  // Whether Wait() would wait.
+  bool open() const {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    return state_->left > 0 && state_->failed.ok();
+  }
+
+ private:
+  struct State {
+    State(size_t ranks, const What& mine)
+        : left(2 * (static_cast<int>(ranks) - 1)), words(ranks, mine), heard(ranks, false) {}
+
+    std::mutex mutex;
+    std::condition_variable changed;
+    int left;
+    Status failed;
+    std::vector<What> words;
+    std::vector<bool> heard;
+  };
+
   const int rank_;
   const std::vector<std::string>& peers_;
-  const std::shared_ptr<Channel> channel_;
+  const std::shared_ptr<State> state_;
 };
 
 // All that one rank does to join.
@@ -421,31 +416,61 @@ class Forming {
 
 }  // namespace
 
-Status Form(int rank, const std::vector<std::string>& peers, const std::shared_ptr<Channel>& other,
-            const Settings& settings, Clock::time_point until, std::shared_ptr<Endpoint>* endpoint,
-            std::string* why) {
-  Exchange exchange(rank, peers, other);
-  Forming forming(rank, peers, settings);
-  std::vector<Card> cards;
-  Status status = exchange.Run(0, forming.MakeCard(), until, &cards);
-  if (status.ok()) status = forming.Check(cards);
-  if (!status.ok() || settings.choice == Choice::kOther) return status;
+// What an attempt has reached.
+struct Attempt::Progress {
+  Progress(int rank, const std::vector<std::string>& peers, const Settings& settings)
+      : forming(rank, peers, settings) {}
 
-  status = forming.Connect(cards, std::min(until, Clock::now() + settings.connecting));
-  forming.CloseDoor();
-  Verdict mine;
-  mine.failed = !status.ok();
-  Put(status.message(), mine.why);
+  Forming forming;
+  std::unique_ptr<Round<Card>> cards;
+  std::unique_ptr<Round<Verdict>> verdicts;
+};
+
+Attempt::Attempt(int rank, const std::vector<std::string>& peers, const Settings& settings,
+                 const std::shared_ptr<Channel>& other)
+    : rank_(rank),
+      peers_(peers),
+      settings_(settings),
+      other_(other),
+      progress_(std::make_unique<Progress>(rank, peers_, settings_)) {}
+
+Attempt::~Attempt() { other_->Cancel(); }
+
+bool Attempt::open() const {
+  return progress_->verdicts != nullptr ? progress_->verdicts->open() : progress_->cards->open();
+}
+
+Status Attempt::Form(Clock::time_point until, std::shared_ptr<Endpoint>* endpoint,
+                     std::string* why) {
+  Forming& forming = progress_->forming;
+  auto& cards_round = progress_->cards;
+  auto& verdicts_round = progress_->verdicts;
+  if (cards_round == nullptr) {
+    cards_round = std::make_unique<Round<Card>>(0, rank_, peers_, forming.MakeCard(), other_);
+  }
+  std::vector<Card> cards;
+  Status status = cards_round->Wait(until, &cards);
+  if (status.ok()) status = forming.Check(cards);
+  if (!status.ok() || settings_.choice == Choice::kOther) return status;
+
+  if (verdicts_round == nullptr) {
+    status = forming.Connect(cards, std::min(until, Clock::now() + settings_.connecting));
+    forming.CloseDoor();
+    Verdict mine;
+    mine.failed = !status.ok();
+    Put(status.message(), mine.why);
+    verdicts_round = std::make_unique<Round<Verdict>>(1, rank_, peers_, mine, other_);
+  }
   std::vector<Verdict> verdicts;
-  status = exchange.Run(1, mine, until, &verdicts);
+  status = verdicts_round->Wait(until, &verdicts);
   if (!status.ok()) return status;
   for (size_t r = 0; r < verdicts.size(); ++r) {
     if (verdicts[r].failed == 0) continue;
-    *why += Text(why->empty() ? "" : "; ", "rank ", r, " (", peers[r],
+    *why += Text(why->empty() ? "" : "; ", "rank ", r, " (", peers_[r],
                  ") could not connect: ", Get(verdicts[r].why));
   }
   if (why->empty()) *endpoint = forming.Begin(cards);
-  if (!why->empty() && settings.choice == Choice::kSockets) {
+  if (!why->empty() && settings_.choice == Choice::kSockets) {
     return Status(Code::kUnavailable,
                   *why + ". With transport='auto' the ranks would go by TensorFlow's gRPC instead");
   }

@@ -29,12 +29,32 @@ struct Settings {
   size_t ring_bytes = 0;                // of shared memory, in each direction; 0: by their number
 };
 
-// Blocks until all ranks have agreed, at the latest `until`. Without an endpoint and without an
-// error, the ranks go on over the other transport; `why` says why, unless all asked for that.
-// peers: who each rank is, for messages.
-Status Form(int rank, const std::vector<std::string>& peers, const std::shared_ptr<Channel>& other,
-            const Settings& settings, std::chrono::steady_clock::time_point until,
-            std::shared_ptr<Endpoint>* endpoint, std::string* why);
+// One rank's way into the group. A wait that ends in vain does not end the attempt: what this rank
+// has said stays, late ranks hear it, and Form() can be called again, to wait for the rest.
+class Attempt {
+ public:
+  // peers: who each rank is, for messages. other: what words travel over until sockets connect.
+  Attempt(int rank, const std::vector<std::string>& peers, const Settings& settings,
+          const std::shared_ptr<Channel>& other);
+  ~Attempt();  // ends what is still under way
+
+  // Blocks until all ranks have agreed, at the latest `until`. Without an endpoint and without an
+  // error, the ranks go on over the other transport; `why` says why, unless all asked for that.
+  Status Form(std::chrono::steady_clock::time_point until, std::shared_ptr<Endpoint>* endpoint,
+              std::string* why);
+
+  // After Form(): whether it waits for other ranks still. If not, only another attempt can help.
+  bool open() const;
+
+ private:
+  struct Progress;
+
+  const int rank_;
+  const std::vector<std::string> peers_;
+  const Settings settings_;
+  const std::shared_ptr<Channel> other_;
+  const std::unique_ptr<Progress> progress_;
+};
 
 }  // namespace sockets
 }  // namespace tfscale
