@@ -76,8 +76,10 @@ def transformer():
 
 
 def gpt():
-    """A table of numbers near 1: normalization would magnify those of Keras's, which are near .03,
-    and their rounding. One device was off by 4e-6 from itself.
+    """Its table has numbers near 1.
+
+    Those of Keras are near 0.03: normalization magnifies them and their rounding, and one device
+    was off by 4e-6 from itself.
     """
     words = keras.Input((5,), dtype="int32")
     x = layers.Embedding(12, 8, keras.initializers.RandomNormal(stddev=1), name="table")(words)

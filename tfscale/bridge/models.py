@@ -105,8 +105,9 @@ def spec_of_mask(symbol: Any) -> Any:
 
 
 def takes_mask_off(operation: Any, symbol: Any) -> bool:
-    """Return whether a call of a layer with a tensor takes the tensor's mask off, for all later
-    calls: attention of Keras does so, and symbolic tensors do not show it.
+    """Return whether a call of a layer takes the mask of a tensor off, for all later calls.
+
+    Attention of Keras does so, and symbolic tensors do not show it.
     """
     is_attention = not KERAS_2 and isinstance(operation, keras.layers.MultiHeadAttention)
     return is_attention and operation.compute_dtype == symbol.dtype  # else it gets another tensor

@@ -88,7 +88,8 @@ class Stages:
         return [[symbols[key] for key in cut] for cut in crossing(needs, made, self.number)]
 
     def _masks(self) -> list[list[Any]]:
-        found, bare = [], set()
+        found: list[list[Any]] = []
+        bare: set[int] = set()
         for nodes, cut in zip(self.nodes, self.boundaries, strict=False):
             for node in nodes:
                 bare |= {id(x) for x in node.input_tensors if takes_mask_off(node.operation, x)}
