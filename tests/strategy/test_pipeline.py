@@ -320,6 +320,13 @@ def test_what_cannot_be_cut_is_refused_by_name():
         fitted(perceptron, strategy=pipelined(cuts=["nowhere"]))
 
 
+def test_an_optimizer_that_keeps_numbers_beside_its_slots_is_refused():
+    with pipelined().scope():
+        model = compiled(perceptron(), lambda: keras.optimizers.Adafactor(0.01))
+    with pytest.raises(ValueError, match="some replicas update a weight, and the others would not"):
+        model.fit(np.zeros((8, 7), "f4"), np.zeros(8, int), 8, verbose=0)
+
+
 def test_a_loop_of_ones_own_is_refused():
     strategy = pipelined()
     with strategy.scope():
