@@ -76,7 +76,7 @@ def transformer():
 
 
 def gpt():
-    """Its table has numbers near 1.
+    """Words, of which each position predicts a class. The table's numbers are near 1.
 
     Those of Keras are near 0.03: normalization magnifies them and their rounding, and one device
     was off by 4e-6 from itself.
