@@ -239,6 +239,33 @@ def sequences():
     return model, fit(model, x, numbers()[1])
 
 
+def attention():
+    """Words of several lengths through attention, which takes the mask off what it reads."""
+    words = keras.Input([6], dtype="int32")
+    x = layers.Embedding(9, 8, mask_zero=True, name="table")(words)
+    x = layers.Add()([x, layers.MultiHeadAttention(2, 4, name="heads")(x, x)])
+    up, down = layers.Dense(12, "tanh", name="up"), layers.Dense(8, name="down")
+    x = layers.Add()([x, down(up(layers.LayerNormalization()(x)))])
+    x = layers.Add()([x, down(up(x))])
+    model = keras.Model(words, layers.Dense(CLASSES, name="last")(x))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), crossentropy(), metrics=["accuracy"])
+    dice = np.random.default_rng(0)
+    x = dice.integers(1, 9, (ROWS, 6)) * (np.arange(6) < dice.integers(1, 7, (ROWS, 1)))
+    return model, fit(model, x, x % CLASSES)
+
+
+def sparse():
+    """A bag of words as a sparse tensor."""
+    inputs = keras.Input([20], sparse=True)
+    x = layers.Dense(8, name="down")(layers.Dense(12, "tanh", name="up")(inputs))
+    model = keras.Model(inputs, layers.Dense(CLASSES, name="last")(layers.ReLU()(x)))
+    model.compile("adam", crossentropy(), metrics=["accuracy"])
+    dice = np.random.default_rng(0)
+    x = dice.standard_normal((ROWS, 20)) * (dice.random((ROWS, 20)) < 0.2)
+    data = tf.data.Dataset.from_tensor_slices((tf.sparse.from_dense(x), numbers()[1]))
+    return model, model.fit(data.batch(BATCH), epochs=2, verbose=0).history
+
+
 def texts():
     """Texts become numbers within the model."""
     look = layers.TextVectorization(output_sequence_length=4, vocabulary=["the", "cat", "sat"])
@@ -328,6 +355,8 @@ PROGRAMS = {
         files,
         resumed,
         sequences,
+        attention,
+        sparse,
         texts,
         images,
         metrics,

@@ -14,7 +14,7 @@ from tfscale.parallel import deal
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
 
-RULES = {"up": "columns", "down": "rows"}
+RULES = {r"\bup\b": "columns", r"\bdown\b": "rows"}  # "group_normalization" has an "up", too
 GRIDS = {
     "stages": (2, lambda: pipelined(2)),
     "zero bubble": (2, lambda: pipelined(2, "zero_bubble")),
@@ -43,7 +43,13 @@ def on_one_device(name):
     return result(tf.distribute.get_strategy(), name)
 
 
-QUICK = {("stages", "several_inputs"), ("slices", "own_layers"), ("stages", "callbacks")}
+QUICK = {
+    ("stages", "several_inputs"),
+    ("slices", "own_layers"),
+    ("stages", "callbacks"),
+    ("stages", "attention"),
+    ("stages", "sparse"),
+}
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,21 @@ def test_statistics_and_random_numbers_are_those_of_microbatches():
     assert_near(found, expected, 1e-12)
 
 
+def test_weights_that_a_layer_gets_later_train_in_its_stage():
+    def tuned(strategy):
+        model, _ = trained(strategy, perceptron, OPTIMIZERS["sgd"], epochs=1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            for name in ("layer0", "layer3"):
+                model.get_layer(name).enable_lora(2)
+            compiled(model, OPTIMIZERS["sgd"])
+        model.fit(*data(model, 58), 16, 2, 0, shuffle=False)
+        return {f"{i} {v.name}": v.numpy() for i, v in enumerate(model.weights)}
+
+    expected = tuned(None)
+    assert all(np.any(value) for name, value in expected.items() if "lora_kernel_b" in name)
+    assert_near(tuned(pipelined(2)), expected)
+
+
 class Adds(layers.Layer):
     """Layer that adds losses which divide by sizes, or by nothing."""
 
@@ -303,6 +318,13 @@ def test_what_cannot_be_cut_is_refused_by_name():
         fitted(perceptron, run_eagerly=True)
     with pytest.raises(ValueError, match="cuts names 'nowhere', and the model has no layer"):
         fitted(perceptron, strategy=pipelined(cuts=["nowhere"]))
+
+
+def test_an_optimizer_that_keeps_numbers_beside_its_slots_is_refused():
+    with pipelined().scope():
+        model = compiled(perceptron(), lambda: keras.optimizers.Adafactor(0.01))
+    with pytest.raises(ValueError, match="some replicas update a weight, and the others would not"):
+        model.fit(np.zeros((8, 7), "f4"), np.zeros(8, int), 8, verbose=0)
 
 
 def test_a_loop_of_ones_own_is_refused():

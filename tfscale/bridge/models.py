@@ -104,6 +104,15 @@ def spec_of_mask(symbol: Any) -> Any:
     return mask_of(symbol)
 
 
+def takes_mask_off(operation: Any, symbol: Any) -> bool:
+    """Return whether a call of a layer takes the mask of a tensor off, for all later calls.
+
+    Attention of Keras does so, and symbolic tensors do not show it.
+    """
+    is_attention = not KERAS_2 and isinstance(operation, keras.layers.MultiHeadAttention)
+    return is_attention and operation.compute_dtype == symbol.dtype  # else it gets another tensor
+
+
 def with_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
     """Return a tensor that has a mask of its samples or steps, unless the mask is None."""
     if mask is not None:

@@ -22,6 +22,7 @@ __all__ = [
 ]
 
 _INDEPENDENT = "_independent_side_effects"  # attribute of what TensorFlow leaves unordered
+_READ_TABLES = ("LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2")
 
 
 def is_compiled_by_xla() -> bool:
@@ -52,8 +53,10 @@ def ordered_by_device() -> Iterator[None]:
     TensorFlow runs operations such as assertions, prints and calls of Python in the order in which
     they were made, on all devices together. Replicas are traced one after the other: the first
     assertion of one would wait for the last assertion of the one before, which may wait for a sum
-    that both take part in.
+    that both take part in. The same holds for reads of a lookup table, which replicas share:
+    TensorFlow knows only of reads of variables that they may overlap.
     """
+    let_overlap(_READ_TABLES)
     graph = tf.compat.v1.get_default_graph()
     order = None if tf.executing_eagerly() else graph.experimental_acd_manager
     first = len(graph.get_operations()) if order is not None else 0

@@ -68,10 +68,10 @@ _SUMMED = (
 
 
 _OTHERS_WOULD_NOT_FOLLOW = (
-    "update_step() assigns {!r}, which is neither the weight nor one of its slots. With "
-    "shard='optimizer' one replica updates a weight, and the other replicas would not follow. Make "
-    "a slot of each weight with self.add_variable_from_reference(weight, name=...), assign common "
-    "state outside of update_step(), or leave shard out"
+    "update_step() assigns {!r}, which is neither the weight nor one of its slots. In a pipeline, "
+    "and with shard='optimizer', some replicas update a weight, and the others would not follow. "
+    "Make a slot of each weight with self.add_variable_from_reference(weight, name=...), assign "
+    "common state outside of update_step(), or leave pipeline and shard out"
 )
 
 

@@ -165,7 +165,7 @@ class SplitLayers:
         self, _: Any, layer: Any, inputs: Any, training: Any = None, *, keeps_slices: bool
     ) -> Any:
         with seeing_parts():
-            x = product(layer, inputs, layer.kernel)
+            x = product(layer, inputs, tf.convert_to_tensor(layer.kernel))
             if layer.bias is not None:
                 x = keras.ops.add(x, layer.bias)
         if not keeps_slices:

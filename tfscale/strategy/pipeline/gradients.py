@@ -10,6 +10,8 @@ import tensorflow as tf
 from tfscale.bridge.objects import native
 from tfscale.bridge.protocols import Variable
 from tfscale.bridge.tensorflow import own_copy
+from tfscale.exchange import lookups
+from tfscale.exchange.rows import with_unique_rows
 from tfscale.exchange.team import Team
 from tfscale.parallel.grid import DATA, STAGES, TENSOR
 from tfscale.strategy.grid.gradients import GridGradients
@@ -75,7 +77,8 @@ class Accumulated:
         """Return the gradient of a weight; None if it has none.
 
         Rows stay apart, as they are in the gradient of a whole batch: optimizers and norms treat
-        two gradients of one row differently from their sum.
+        two gradients of one row differently from their sum. Rows that a layer has made unique are
+        unique in the sum, too.
         """
         rows, dense = self._rows.get(id(weight)), self._dense.get(id(weight))
         if rows is None:
@@ -85,6 +88,8 @@ class Accumulated:
             tf.concat([x.indices for x in rows], 0),
             rows[0].dense_shape,
         )
+        if lookups.are_unique(rows[0].indices):
+            joined = with_unique_rows(joined)
         return joined if dense is None else dense + tf.convert_to_tensor(joined)
 
     def tensors(self) -> list[tf.Tensor]:

@@ -89,11 +89,11 @@ class Pipelined(Copies):
     # -- models
 
     def take(self, model: Any) -> None:
-        """Cut a model into stages, and leave its weights on their stages' replicas, once.
+        """Cut a model into stages, and leave its weights on their stages' replicas.
 
         A model that is not built yet is left for later.
         """
-        if model in self._cut or not model.built:
+        if not model.built or self._is_cut(model):
             return
         stages = Stages(model, self._pipeline, self.order)
         optimizer = getattr(model, "optimizer", None)
@@ -101,6 +101,9 @@ class Pipelined(Copies):
             raise ValueError(_BUILT.format(optimizer=optimizer.name, name=model.name))
         give_to_stages(model, stages, self._teams.grid)
         self._cut[model] = stages
+
+    def _is_cut(self, model: Any) -> bool:
+        return model in self._cut and self._cut[model].are_of(model)
 
     def stages_of(self, model: Any) -> Stages:
         """Return the stages of a model, which is cut now if it is not cut yet.
@@ -114,7 +117,7 @@ class Pipelined(Copies):
             raise ValueError(_OWN.format(**words))
         if model.run_eagerly:
             raise ValueError(_EAGER.format(name=model.name))
-        if model not in self._cut:
+        if not self._is_cut(model):
             if not model.built:
                 raise ValueError(_NOT_BUILT.format(name=model.name))
             with tf.init_scope(), self._scope():

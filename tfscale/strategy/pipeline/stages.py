@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfscale.bridge.models import Graph, graph_of, weights_of
+from tfscale.bridge.models import Graph, graph_of, spec_of_mask, takes_mask_off, weights_of
 from tfscale.bridge.objects import layers_of
 from tfscale.parallel.pipeline import Call, Pipeline, balanced_stages, crossing, named_stages
 from tfscale.plan.pipelines import PipelineOrder
@@ -31,6 +31,7 @@ class Stages:
         graph: the graph of the model.
         nodes: for each stage the calls that it makes.
         boundaries: for each stage but the last the symbolic tensors that go to the next stage.
+        masks: for each of these tensors its symbolic mask; None if it has none.
         number: number of stages.
     """
 
@@ -51,12 +52,21 @@ class Stages:
         for node, stage in zip(every, places, strict=True):
             self.nodes[stage].append(node)
         self.boundaries = self._boundaries(places)
+        self.masks = self._masks()
+        self._variables = [id(v) for v in model.variables]
         self._of_weight: dict[int, set[int]] = {}
         for node, stage in zip(every, places, strict=True):
             for weight in weights_of(node.operation):
                 self._of_weight.setdefault(id(weight), set()).add(stage)
         owners = order.owners()
         self.ranks = [owners[0, stage] for stage in range(self.number)]
+
+    def are_of(self, model: Any) -> bool:
+        """Return whether a model still has the variables that it had when it was cut.
+
+        Layers may get others later, such as those of LoRA.
+        """
+        return self._variables == [id(v) for v in model.variables]
 
     def of_weight(self, weight: Any) -> list[int]:
         """Return the stages that use a weight."""
@@ -76,6 +86,15 @@ class Stages:
             needs.append((stage, [id(symbol) for symbol in node.input_tensors]))
         needs.append((self.number - 1, [id(symbol) for symbol in self.graph.outputs]))
         return [[symbols[key] for key in cut] for cut in crossing(needs, made, self.number)]
+
+    def _masks(self) -> list[list[Any]]:
+        found: list[list[Any]] = []
+        bare: set[int] = set()
+        for nodes, cut in zip(self.nodes, self.boundaries, strict=False):
+            for node in nodes:
+                bare |= {id(x) for x in node.input_tensors if takes_mask_off(node.operation, x)}
+            found.append([None if id(x) in bare else spec_of_mask(x) for x in cut])
+        return found
 
     def _refuse(self, model: Any) -> None:
         for layer in layers_of(model):

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfscale.bridge import hooks
 from tfscale.bridge.graphs import next_number
-from tfscale.bridge.models import added_losses_of, spec_of_mask, with_mask
+from tfscale.bridge.models import added_losses_of, with_mask
 from tfscale.bridge.objects import mask_of
 from tfscale.exchange.team import Team
 from tfscale.plan.pipelines import Turn, Work
@@ -22,6 +22,7 @@ from tfscale.plan.pipelines.order import Transfer
 from tfscale.strategy.pipeline.gradients import Accumulated
 from tfscale.strategy.pipeline.late import put_off
 from tfscale.strategy.pipeline.stages import Stages
+from tfscale.strategy.rows import number_of_rows
 from tfscale.strategy.share import Share
 from tfscale.strategy.step import Step, during, this_step
 from tfscale.strategy.step_graph import StepGraph
@@ -74,7 +75,7 @@ class Microbatches:
         first = next(x for x in tf.nest.flatten(data) if x is not None)
         # The graph must not know the number: it would compute divisors of losses, such as the rows
         # of a microbatch, and a constant does not show what it counts.
-        rows = tf.shape(first, tf.int64)[0]
+        rows = number_of_rows(first)
         self.rows = tf.compat.v1.placeholder_with_default(rows, [])
         self._parts: dict[int, Any] = {}
 
@@ -91,10 +92,9 @@ class Microbatches:
         """Return the rows of a microbatch; one that has none gets a row that does not count."""
         if i not in self._parts:
             begin, end = self.bounds(i)
-            # A slice would look as if the number of rows depended on the data: see ``StepGraph``.
             rows = tf.range(begin, tf.maximum(end, begin + 1))
             self._parts[i] = tf.nest.map_structure(
-                lambda x: None if x is None else tf.gather(x, rows), self.data
+                lambda x: None if x is None else _at(rows, x), self.data
             )
         return self._parts[i]
 
@@ -300,11 +300,12 @@ class Turns:
             for k, x in enumerate(self._backward.pop((i, stage))):
                 self._move(x, one, _name("gradient", one, k))
             return
-        symbols = self._stages.boundaries[stage]
-        for k, (x, symbol) in enumerate(zip(self._forward.pop((i, stage)), symbols, strict=True)):
+        symbols, masks = self._stages.boundaries[stage], self._stages.masks[stage]
+        sent = zip(self._forward.pop((i, stage)), symbols, masks, strict=True)
+        for k, (x, symbol, mask) in enumerate(sent):
             self._give(x, symbol, one, _name("activation", one, k))
-            if (mask := spec_of_mask(symbol)) is not None:
-                self._give(mask_of(x), mask, one, _name("mask", one, k))
+            if mask is not None:
+                self._give(_mask_or_all(x, mask), mask, one, _name("mask", one, k))
 
     def _receive(self, one: Transfer) -> None:
         stage, i = one.turn.stage, one.turn.microbatch
@@ -316,9 +317,10 @@ class Turns:
             ]
             return
         found = []
-        for k, symbol in enumerate(self._stages.boundaries[stage]):
+        symbols, masks = self._stages.boundaries[stage], self._stages.masks[stage]
+        for k, (symbol, mask) in enumerate(zip(symbols, masks, strict=True)):
             x = self._take(symbol, one, _name("activation", one, k))
-            if (mask := spec_of_mask(symbol)) is not None:
+            if mask is not None:
                 x = with_mask(x, self._take(mask, one, _name("mask", one, k)))
             found.append(x)
         self._forward[i, stage] = found
@@ -358,6 +360,22 @@ def _name(what: str, one: Transfer, place: int) -> str:
     target = stage + 1 if one.turn.work is Work.FORWARD else stage - 1
     which = f" {place + 1}" if place else ""
     return f"{what}{which} of stage {stage} for stage {target}, microbatch {one.turn.microbatch}"
+
+
+def _at(rows: tf.Tensor, x: Any) -> Any:
+    """Return consecutive rows of a dense, sparse or ragged tensor."""
+    if isinstance(x, tf.SparseTensor):
+        begin = tf.concat([rows[:1], tf.zeros_like(x.dense_shape[1:])], 0)
+        size = tf.concat([tf.size(rows, tf.int64)[tf.newaxis], x.dense_shape[1:]], 0)
+        return tf.sparse.slice(x, begin, size)
+    # A slice would look as if the number of rows depended on the data: see ``StepGraph``.
+    return tf.gather(x, rows)
+
+
+def _mask_or_all(x: tf.Tensor, symbol: Any) -> tf.Tensor:
+    """Return a tensor's mask; one that leaves nothing out if a layer has taken the mask off."""
+    mask = mask_of(x)
+    return tf.ones(tf.shape(x)[: len(symbol.shape)], tf.bool) if mask is None else mask
 
 
 def _copied(x: tf.Tensor) -> tf.Tensor:
