@@ -223,6 +223,41 @@ def test_replicas_train_as_one_device(build, ranges):
     check_twins(small, train)
 
 
+class OwnLoop(keras.Model):
+    """A model whose training step is written out, as in Keras's guides."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def test_replicas_train_a_dict_of_outputs_by_an_own_step():
+    x, y = images(32)
+
+    def small():
+        first = keras.Input(x.shape[1:])
+        h = layers.Flatten()(layers.Conv2D(4, 3, activation="relu", name="conv")(first))
+        outputs = {
+            "kind": layers.Dense(10, name="kind")(h),
+            "mean": layers.Dense(1, name="mean")(h),
+        }
+        made = quantize.apply(OwnLoop(first, outputs), {"conv": 4, "kind": 4, "mean": 8}, x)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        made.compile(keras.optimizers.SGD(0.05), {"kind": loss, "mean": "mse"})
+        return made
+
+    def train(model):
+        targets = {"kind": y, "mean": x.mean((1, 2, 3))[:, None]}
+        model.fit(x, targets, batch_size=16, epochs=2, shuffle=False, verbose=0)
+        return {}  # a step of its own returns its replica's loss
+
+    check_twins(small, train)
+
+
 def test_half_precision_trains():
     x, y = images(32)
     keras.mixed_precision.set_dtype_policy("mixed_bfloat16")
