@@ -58,14 +58,14 @@ def assert_near(found, expected, tolerance=1e-6):
     ("build", "optimizer", "stages", "settings"),
     [
         (perceptron, "adam", 2, {"order": "gpipe"}),
-        (perceptron, "averages", 2, {"order": "1f1b", "cuts": ["layer2"]}),
+        pytest.param(perceptron, "averages", 2, {"cuts": ["layer2"]}, marks=full),
         (perceptron, "window", 2, {}),
-        (perceptron, "lamb", 2, {}),
+        pytest.param(perceptron, "lamb", 2, {}, marks=full),
         (perceptron, "sgd", 3, {"microbatches": 2}),  # fewer microbatches than stages
         (perceptron, "sgd", 2, {"order": "interleaved"}),
         (perceptron, "adam", 3, {"order": "zero_bubble"}),
         (residual, "adam", 2, {"cuts": ["block1"]}),
-        (residual, "sgd", 3, {"microbatches": 3, "order": "gpipe"}),
+        pytest.param(residual, "sgd", 3, {"microbatches": 3, "order": "gpipe"}, marks=full),
         (embedded, "adam", 2, {"cuts": ["next"]}),
         (transformer, "adam", 2, {"cuts": ["norm1"]}),
     ],
@@ -128,8 +128,13 @@ def adding(kind=Adds):
     return keras.Model(start, layers.Dense(3, name="last")(x))
 
 
-@pytest.mark.parametrize("cut", ["adds", "last"])
-@pytest.mark.parametrize("rows", [58, 48])  # 48: TensorFlow knows the number of rows of a batch
+@pytest.mark.parametrize(  # 48: TensorFlow knows the number of rows of a batch
+    ("rows", "cut"),
+    [
+        *((58, "adds"), (48, "last")),
+        *(pytest.param(*case, marks=full) for case in ((58, "last"), (48, "adds"))),
+    ],
+)
 def test_losses_that_layers_add_are_those_of_the_batch(cut, rows):
     with doubles():
         _, expected = trained(None, adding, OPTIMIZERS["sgd"], rows=rows)
@@ -154,7 +159,12 @@ def policy(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "microbatches"), [("mixed_float16", 1), ("mixed_bfloat16", 1), ("mixed_bfloat16", 4)]
+    ("name", "microbatches"),
+    [
+        ("mixed_float16", 1),
+        pytest.param("mixed_bfloat16", 1, marks=full),
+        ("mixed_bfloat16", 4),
+    ],
 )
 def test_mixed_precision(name, microbatches):
     """One device that makes the same microbatches rounds to 16 bits in the same places."""
@@ -170,7 +180,7 @@ def test_mixed_precision(name, microbatches):
     assert_near(found, expected)
 
 
-@pytest.mark.parametrize("build", [perceptron, embedded])
+@pytest.mark.parametrize("build", [perceptron, pytest.param(embedded, marks=full)])
 def test_stages_times_data(build):
     _, expected = trained(None, build, OPTIMIZERS["adam"])
     _, found = trained(pipelined(2, devices=4, microbatches=3), build, OPTIMIZERS["adam"])
@@ -180,7 +190,11 @@ def test_stages_times_data(build):
 
 @pytest.mark.parametrize(
     ("build", "optimizer"),
-    [(perceptron, "lamb"), (embedded, "averages"), pytest.param(perceptron, "window", marks=full)],
+    [
+        (perceptron, "lamb"),
+        pytest.param(embedded, "averages", marks=full),
+        pytest.param(perceptron, "window", marks=full),
+    ],
 )
 def test_replicas_of_one_stage_share_out_its_state(build, optimizer):
     _, expected = trained(None, build, OPTIMIZERS[optimizer])
@@ -257,7 +271,7 @@ SHARDED = {"stages": 2, "devices": 4, "shard": "optimizer"}
     ("first", "other"),
     [
         ({}, None),
-        ({}, {"stages": 3, "microbatches": 2}),
+        pytest.param({}, {"stages": 3, "microbatches": 2}, marks=full),
         pytest.param(SHARDED, None, marks=full),
         pytest.param({}, SHARDED, marks=full),
     ],
