@@ -331,10 +331,12 @@ def _sum_of_own(
     sums: dict[int, Any] = {}
     for each in dict.fromkeys([*first, *optimizers_of(this_step().model)]):
         known = [i for i, v in left.items() if gradients.is_known(each, v)]
+        if not known:
+            continue
         theirs = [left.pop(i) for i in known]
         given = parts.begin_update(each, [own[i] for i in known], theirs)
         given, reduce = _prepared(strategy, each, given, theirs)
-        if known and reduce is not None:
+        if reduce is not None:
             given = reduce(given, theirs, scale=gradients.scale_of_losses(each))
         sums |= zip(known, given, strict=True)
     if left:
