@@ -23,7 +23,7 @@ from tfscale.bridge.graphs import replace_input
 from tfscale.bridge.objects import is_variable, native
 from tfscale.exchange import dataflow
 
-# Of gradients, their weights, and the optimizer that is to get them or None.
+# It takes gradients, their weights, and the optimizer that is to get them, or None.
 Sum = Callable[[list[Any], list[Any], Any], list[Any]]
 
 _COLLECTIVES = ("Tfscale", "Collective")  # how types of operations begin

@@ -67,7 +67,7 @@ _SCALES_SEVERAL = (
     'out, for example by the policy "mixed_bfloat16", or leave shard out'
 )
 
-# Of gradients, their variables, what replicas hold of these, and a rank.
+# It takes gradients, their variables, what replicas hold of these, and a rank.
 SumParts = Callable[[list[Any], list[Variable], "Cut", int], list[Any]]
 
 _building: contextvars.ContextVar[Parts | None] = contextvars.ContextVar("building", default=None)
