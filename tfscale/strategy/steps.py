@@ -288,8 +288,7 @@ def _apply(
     sums = Sums(grads, curvature, window)
     if not step.is_of_all:
         return _apply_if_rows(optimizer, original, sums, trainable_variables)
-    given = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-    with sums.given_to(optimizer), parts.gradients.updating(optimizer, given):
+    with _updating(strategy, optimizer, sums, variables):
         return original(grads, trainable_variables)
 
 
@@ -312,9 +311,19 @@ def _apply_changed_sums(
     window = None
     if innermost(optimizer).gradient_accumulation_steps:
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, None)
-    given = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-    with Sums(grads, [], window).given_to(optimizer), parts.gradients.updating(optimizer, given):
+    with _updating(strategy, optimizer, Sums(grads, [], window), variables):
         return original(grads, variables)
+
+
+@contextlib.contextmanager
+def _updating(
+    strategy: Strategy, optimizer: Optimizer, sums: Sums, variables: list[Any]
+) -> Iterator[None]:
+    """Let an optimizer apply sums that are the same on all replicas, within this context."""
+    given = [v for g, v in zip(sums.grads, variables, strict=True) if g is not None]
+    of_parts = strategy.parts.gradients
+    with sums.given_to(optimizer), of_parts.updating(optimizer, given):
+        yield
 
 
 def _sum_of_own(
