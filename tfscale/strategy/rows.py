@@ -19,8 +19,6 @@ from tfscale.bridge.tensorflow import sum_without_gradient
 from tfscale.exchange.team import can_exchange
 from tfscale.native.cell import Cell
 
-_SMALL = 4096  # elements
-
 
 class News(Protocol):
     """Message of a replica to all others, which travels with its numbers of rows."""
@@ -51,7 +49,7 @@ class Rows:
     Attributes:
         absent: whether this replica holds no rows; computed once, since each loss and gradient
             uses it.
-        zeros: cache of small constants, by graph, shape and type, since many layers need the same
+        zeros: cache of zeros, by graph, shape and type, since many layers need the same
             constants.
     """
 
@@ -97,13 +95,12 @@ class Rows:
     def _zeros_like(self, value: Any) -> tf.Tensor:
         if tf.executing_eagerly() or not tf.is_tensor(value):
             return tf.zeros_like(value)
-        size = value.shape.num_elements()
-        if size is None or size > _SMALL:
+        if not value.shape.is_fully_defined():
             return tf.zeros_like(value)
         key = (tf.compat.v1.get_default_graph(), *value.shape, value.dtype)
         if key not in self.zeros:
             with tf.control_dependencies(None):
-                self.zeros[key] = tf.constant(0, value.dtype, value.shape)
+                self.zeros[key] = tf.zeros(value.shape, value.dtype)
         return self.zeros[key]
 
     def kept(self, output: Any) -> Any:
