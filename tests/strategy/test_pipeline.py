@@ -1,9 +1,11 @@
 """Pipelines: a model in stages trains as one device does, in each order and for uneven batches."""
 
 import contextlib
+import gc
 import json
 import re
 import time
+import weakref
 
 import keras
 import numpy as np
@@ -262,6 +264,14 @@ def test_each_replica_holds_its_stage_only():
             sizes = [part.shape.num_elements() for part in variable.value.values]
             owner = 0 if any(name in variable.path for name in ("layer0", "layer1")) else 1
             assert sizes[owner] == np.prod(variable.shape) and sizes[1 - owner] == 0, variable.path
+
+
+def test_a_strategy_does_not_keep_its_models_alive():
+    model, _ = trained(pipelined(2), perceptron, OPTIMIZERS["adam"], epochs=1)
+    kept = {"model": weakref.ref(model), "weight": weakref.ref(model.trainable_variables[0])}
+    del model
+    gc.collect()
+    assert not [name for name, one in kept.items() if one() is not None]
 
 
 SHARDED = {"stages": 2, "devices": 4, "shard": "optimizer"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,19 +23,30 @@ Structure = Any
 class Graph:
     """The calls of layers and operations of which a functional model is made.
 
+    A graph does not keep its model alive, so that a mapping may have models as weak keys and
+    graphs as values.
+
     Attributes:
-        model: the model.
         nodes: the calls, in an order in which each comes after those that it needs.
         inputs: symbolic inputs of the model.
         outputs: symbolic outputs of the model.
     """
 
     def __init__(self, model: Any, functional: Any) -> None:
-        self.model, self._functional = model, functional
+        self._model, self._of_calls = weakref.ref(model), weakref.ref(functional)
         self.inputs, self.outputs = list(functional.inputs), list(functional.outputs)
         by_depth = functional._nodes_by_depth
         every = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
         self.nodes = [node for node in every if node.operation and not node.is_input]
+
+    @property
+    def model(self) -> Any:
+        """The model, which must be alive."""
+        return _alive(self._model)
+
+    @property
+    def _functional(self) -> Any:
+        return _alive(self._of_calls)
 
     def standardized(self, x: Structure) -> list[Any]:
         """Return the model's inputs as a list in the order of ``inputs``."""
@@ -67,6 +79,12 @@ class Graph:
                 for symbol, tensor in zip(node.outputs, keras.tree.flatten(outputs), strict=True):
                     found[id(symbol)] = tensor
         return found
+
+
+def _alive(reference: weakref.ref[Any]) -> Any:
+    model = reference()
+    assert model is not None, "a graph is used after its model has been deleted"
+    return model
 
 
 def graph_of(model: Any) -> Graph | None:
