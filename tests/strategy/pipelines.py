@@ -85,6 +85,28 @@ def embedded():
     return keras.Model(words, layers.Dense(3, name="last")(x))
 
 
+class Positions(layers.Layer):
+    """A table whose rows are looked up once for all samples."""
+
+    def build(self, shape):
+        self.table = layers.Embedding(*shape[1:], name="positions")
+        self.table.build(None)
+
+    def call(self, x):
+        return x + self.table(keras.ops.arange(x.shape[1]))
+
+
+def lookups():
+    """Two stages look up rows of one table; optimizers treat rows differently from their sum."""
+    words = keras.Input((5,), dtype="int32")
+    table = layers.Embedding(11, 6, name="table")
+    x = Positions()(table(words))
+    for name in ("next", "hidden", "deep"):
+        x = layers.Dense(6, "tanh", name=name)(x)
+    x = layers.Concatenate()([x, table(words)])
+    return keras.Model(words, layers.Dense(3, name="last")(layers.GlobalAveragePooling1D()(x)))
+
+
 class Microbatched(keras.Model):
     """One device that makes the passes of microbatches one after the other."""
 

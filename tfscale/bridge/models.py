@@ -181,3 +181,12 @@ def knows_compiled_objects(model: Any) -> Iterator[None]:
     names = {keras.saving.get_registered_name(one): one for one in own}
     with keras.saving.custom_object_scope(names):
         yield
+
+
+def only_looks_up(operation: Any, weight: Any) -> bool:
+    """Return whether a call of a layer uses a weight only to look up rows of it.
+
+    The gradient of such a weight has rows.
+    """
+    is_table = type(operation) is keras.layers.Embedding and len(operation.variables) == 1
+    return is_table and weight.regularizer is None

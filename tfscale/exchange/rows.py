@@ -63,6 +63,32 @@ def sum_as_one_device(
     return with_unique_rows(total) if lookups.are_unique(slices.indices) else total
 
 
+def sum_of_microbatches(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Return the sum of the gradients of microbatches: the rows that one batch would have.
+
+    Rows stay apart, since optimizers and norms treat two gradients of one row differently from
+    their sum. See lookups.py for rows that must be added.
+
+    Args:
+        parts: gradients of one table, of which each is traced in the same way.
+    """
+    first = parts[0]
+    if lookups.are_of_all_samples(first.indices):
+        values = tf.add_n([x.values for x in parts])
+        return tf.IndexedSlices(values, first.indices, first.dense_shape)
+    joined = joined_rows(parts)
+    return with_unique_rows(joined) if lookups.are_unique(first.indices) else joined
+
+
+def joined_rows(parts: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Return the rows of several gradients of one table."""
+    if len(parts) == 1:
+        return parts[0]
+    values = tf.concat([x.values for x in parts], 0)
+    indices = tf.concat([x.indices for x in parts], 0)
+    return tf.IndexedSlices(values, indices, parts[0].dense_shape)
+
+
 def sum_rows(
     team: Team,
     replica: int,

@@ -10,8 +10,7 @@ import tensorflow as tf
 from tfscale.bridge.objects import native
 from tfscale.bridge.protocols import Variable
 from tfscale.bridge.tensorflow import own_copy
-from tfscale.exchange import lookups
-from tfscale.exchange.rows import with_unique_rows
+from tfscale.exchange.rows import joined_rows, sum_of_microbatches
 from tfscale.exchange.team import Team
 from tfscale.parallel.grid import DATA, STAGES, TENSOR
 from tfscale.strategy.grid.gradients import GridGradients
@@ -61,60 +60,75 @@ class Accumulated:
 
     def __init__(self) -> None:
         self._dense: dict[int, tf.Tensor] = {}
-        self._rows: dict[int, list[tf.IndexedSlices]] = {}
+        self._rows: dict[int, dict[int, list[tf.IndexedSlices]]] = {}  # by weight and stage
 
-    def add(self, weights: Sequence[Variable], gradients: Sequence[Any]) -> None:
-        """Add the gradients of a microbatch; None adds nothing."""
+    def add(self, stage: int, weights: Sequence[Variable], gradients: Sequence[Any]) -> None:
+        """Add the gradients of a stage and a microbatch; None adds nothing."""
         for weight, gradient in zip(weights, gradients, strict=True):
             key = id(weight)
             if isinstance(gradient, tf.IndexedSlices):
-                self._rows.setdefault(key, []).append(gradient)
+                self._rows.setdefault(key, {}).setdefault(stage, []).append(gradient)
             elif gradient is not None:
                 before = self._dense.get(key)
                 self._dense[key] = gradient if before is None else before + gradient
 
     def of(self, weight: Variable) -> Any:
-        """Return the gradient of a weight; None if it has none.
-
-        Rows stay apart, as they are in the gradient of a whole batch: optimizers and norms treat
-        two gradients of one row differently from their sum. Rows that a layer has made unique are
-        unique in the sum, too.
-        """
+        """Return the gradient of a weight; None if it has none."""
         rows, dense = self._rows.get(id(weight)), self._dense.get(id(weight))
         if rows is None:
             return dense
-        joined = tf.IndexedSlices(
-            tf.concat([x.values for x in rows], 0),
-            tf.concat([x.indices for x in rows], 0),
-            rows[0].dense_shape,
-        )
-        if lookups.are_unique(rows[0].indices):
-            joined = with_unique_rows(joined)
+        joined = joined_rows([sum_of_microbatches(each) for each in rows.values()])
         return joined if dense is None else dense + tf.convert_to_tensor(joined)
 
     def tensors(self) -> list[tf.Tensor]:
         """Return what later turns wait for."""
-        rows = [slices.values for every in self._rows.values() for slices in every]
+        stages = [each for of_weight in self._rows.values() for each in of_weight.values()]
+        rows = [slices.values for each in stages for slices in each]
         return [*self._dense.values(), *rows]
 
-    def of_all(self, weights: Sequence[Variable], held: set[int]) -> list[Any]:
+    def of_all(
+        self, weights: Sequence[Variable], held: set[int], tables: set[int]
+    ) -> list[tf.Tensor | tf.IndexedSlices]:
         """Return a gradient for each weight of the model.
 
-        The gradient of what another replica holds is empty. Those of copies are dense on all
-        replicas, for stages may use one weight in different ways.
+        The gradient of what another replica holds is empty. Gradients of copies are of one kind on
+        all replicas, for stages may use one weight in different ways: rows of tables, else dense.
 
         Args:
             weights: trainable weights of the model.
             held: ids of the weights that this replica's stages use.
+            tables: ids of the weights of which all stages only look up rows.
         """
         found = []
         for weight in weights:
             own = self.of(weight)
-            dtype = tf.as_dtype(weight.dtype)
             if is_of_one_stage(weight):
+                dtype = tf.as_dtype(weight.dtype)
                 found.append(own if id(weight) in held else tf.zeros([0], dtype))
-            elif own is None:
-                found.append(tf.zeros(own_copy(native(weight)).shape, dtype))
             else:
-                found.append(tf.convert_to_tensor(own))
+                found.append((_as_rows if id(weight) in tables else _as_dense)(own, weight))
         return found
+
+
+def _as_dense(gradient: Any, weight: Variable) -> tf.Tensor:
+    if gradient is None:
+        return tf.zeros(own_copy(native(weight)).shape, tf.as_dtype(weight.dtype))
+    return tf.convert_to_tensor(gradient)
+
+
+def _as_rows(gradient: Any, weight: Variable) -> tf.IndexedSlices:
+    """Return a gradient as rows, of which there may be none.
+
+    Replicas with other stages have other graphs. So no graph may show which rows these are, as
+    the way in which replicas sum rows depends on that: see ``exchange/lookups.py``.
+    """
+    shape = own_copy(native(weight)).shape
+    if gradient is None:
+        gradient = tf.IndexedSlices(
+            tf.zeros([0, *shape[1:]], tf.as_dtype(weight.dtype)), tf.zeros([0], tf.int64)
+        )
+    elif not isinstance(gradient, tf.IndexedSlices):
+        gradient = tf.IndexedSlices(gradient, tf.range(shape[0]))
+    indices = tf.cast(gradient.indices, tf.int64)
+    hidden = tf.raw_ops.PlaceholderWithDefault(input=indices, shape=[None])
+    return tf.IndexedSlices(gradient.values, hidden, tf.constant(shape.as_list(), tf.int64))

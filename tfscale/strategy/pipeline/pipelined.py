@@ -220,7 +220,8 @@ class Pipelined(Copies):
         replica = replica_id(tf.distribute.get_replica_context())
         rank = self._team.rank(replica)
         held = {id(v) for v in weights if rank in stages.ranks_of_weight(v)}
-        gradients = turns.gradients.of_all(weights, held)
+        tables = {id(v) for v in weights if stages.is_table(v)}
+        gradients = turns.gradients.of_all(weights, held, tables)
         with during(dataclasses.replace(this_step(), stage=None)):
             model.optimizer.apply_gradients(zip(gradients, weights, strict=True))
 

@@ -7,7 +7,14 @@ from typing import Any
 
 import keras
 
-from tfscale.bridge.models import Graph, graph_of, spec_of_mask, takes_mask_off, weights_of
+from tfscale.bridge.models import (
+    Graph,
+    graph_of,
+    only_looks_up,
+    spec_of_mask,
+    takes_mask_off,
+    weights_of,
+)
 from tfscale.bridge.objects import layers_of
 from tfscale.parallel.pipeline import Call, Pipeline, balanced_stages, crossing, named_stages
 from tfscale.plan.pipelines import PipelineOrder
@@ -55,9 +62,12 @@ class Stages:
         self.masks = self._masks()
         self._variables = [id(v) for v in model.variables]
         self._of_weight: dict[int, set[int]] = {}
+        self._computes_with: set[int] = set()
         for node, stage in zip(every, places, strict=True):
             for weight in weights_of(node.operation):
                 self._of_weight.setdefault(id(weight), set()).add(stage)
+                if not only_looks_up(node.operation, weight):
+                    self._computes_with.add(id(weight))
         owners = order.owners()
         self.ranks = [owners[0, stage] for stage in range(self.number)]
 
@@ -71,6 +81,10 @@ class Stages:
     def of_weight(self, weight: Any) -> list[int]:
         """Return the stages that use a weight."""
         return sorted(self._of_weight.get(id(weight), ()))
+
+    def is_table(self, weight: Any) -> bool:
+        """Return whether all stages that use a weight only look up rows of it."""
+        return id(weight) in self._of_weight and id(weight) not in self._computes_with
 
     def ranks_of_weight(self, weight: Any) -> list[int]:
         """Return the ranks of the pipeline whose stages use a weight."""

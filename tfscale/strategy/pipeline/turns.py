@@ -272,14 +272,14 @@ class Turns:
         if turn.work is Work.BACKWARD_INPUT:
             self._late[i, stage] = Late(weights, own, back, begin)
             return back or list(slopes or targets)
-        self.gradients.add(weights, own)
+        self.gradients.add(stage, weights, own)
         return [*self.gradients.tensors(), *back] or list(slopes or targets)
 
     def _add_late(self, turn: Turn, after: list[tf.Tensor]) -> list[tf.Tensor]:
         """Add the gradients of weights that an earlier turn has left for this one."""
         late = self._late.pop((turn.microbatch, turn.stage))
         put_off(late.gradients, late.back, late.begin, after)
-        self.gradients.add(late.weights, late.gradients)
+        self.gradients.add(turn.stage, late.weights, late.gradients)
         return self.gradients.tensors() or after
 
     def _regularizing(self, stage: int) -> Any:
