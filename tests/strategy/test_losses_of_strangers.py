@@ -598,6 +598,19 @@ def test_two_batches_of_other_sizes():
     check_twins(build, train)
 
 
+def test_a_penalty_of_activities_with_static_rows():
+    """All batches have 16 rows, so Keras divides the penalty by a number that no graph shows."""
+
+    def build():
+        penalty = keras.regularizers.L1L2(0.01, 0.1)
+        hidden = layers.Dense(4, activity_regularizer=penalty)
+        model = keras.Sequential([keras.Input(X.shape[1:]), hidden, layers.Dense(Y.shape[-1])])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    check_twins(build, functools.partial(fit, x=X[: 2 * BATCH], y=Y[: 2 * BATCH]))
+
+
 def test_static_rows_and_an_unknown_width():
     """A ``window`` that is flattened knows its rows, and not how long they are.
 

@@ -176,15 +176,20 @@ class _Reader:
     def _times(self, factor: Any, terms: list[Term]) -> list[Term]:
         """Return the terms multiplied by a constant factor.
 
-        A sum that is divided by the constant number of this replica's rows becomes a mean.
+        Sums that are divided by the constant number of this replica's rows become means.
         """
         rows = this_step().graph.static_rows
-        if factor is None or rows is None or factor.size != 1 or [x.kind for x in terms] != [SUM]:
+        if factor is None or rows is None or factor.size != 1:
             return terms
-        (term,) = terms
-        if term.tensor.op.type == "Sum" and abs(float(factor) * rows - 1) < 1e-6:
-            return [Term(term.tensor, MEAN, term.tensor.op.inputs[0])]
-        return terms
+        divides = abs(float(factor) * rows - 1) < 1e-6
+        return [_as_mean(term) for term in terms] if divides else terms
+
+
+def _as_mean(term: Term) -> Term:
+    """Return a sum as a mean of the same elements; return other terms as they are."""
+    if term.kind != SUM or term.tensor.op.type != "Sum":
+        return term
+    return Term(term.tensor, MEAN, term.tensor.op.inputs[0])
 
 
 def _kind_of_factor(factor: tf.Tensor) -> str | None:
