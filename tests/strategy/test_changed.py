@@ -138,6 +138,30 @@ def test_a_step_that_changes_gradients_beside_measured_curvature_is_named(caplog
     assert "changes gradients before an optimizer gets them that measures curvature" in caplog.text
 
 
+def clip_each_sample(model, data, tape, loss):
+    every = weights_of(model)
+
+    def clipped(row):
+        x, y = row
+        with tf.GradientTape() as inner:
+            outputs = model(x[tf.newaxis], training=True)
+            found = keras.losses.sparse_categorical_crossentropy(y[tf.newaxis], outputs)[0]
+        return tf.clip_by_global_norm(inner.gradient(found, every), 0.05)[0]
+
+    kinds = [tf.TensorSpec(v.shape, v.dtype) for v in every]
+    means = [tf.reduce_mean(g, 0) for g in tf.map_fn(clipped, data, fn_output_signature=kinds)]
+    model.descend(0, means[:2])
+    model.descend(1, means[2:])
+
+
+def test_gradients_of_single_rows_stay_as_they_are_or_are_refused():
+    expected = trained(clip_each_sample)
+    for one, other in zip(trained(clip_each_sample, replicas()), expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match="gradients of single rows"):
+        trained(clip_each_sample, replicas(shard="all"))
+
+
 # ------------------------------------------------------------------------ custom loops
 
 ROWS = 16
