@@ -91,16 +91,22 @@ def in_a_function(model, data, tape, loss):
     model.descend(1, clipped[2:])
 
 
-def trained(step, strategy=None, optimizer=lambda: keras.optimizers.SGD(0.1)):
+def trained(
+    step,
+    strategy=None,
+    optimizer=lambda: keras.optimizers.SGD(0.1),
+    kind=Model,
+    returns_norms=False,
+):
     draw = np.random.default_rng(0)
     x, y = draw.standard_normal((50, 12)).astype("f4"), draw.integers(0, 5, 50)
     keras.utils.set_random_seed(1)
     with strategy.scope() if strategy else contextlib.nullcontext():
-        model = Model(step)
+        model = kind(step)
         model(x[:2])
         model.compile(optimizer(), keras.optimizers.Adam(0.01))
-    model.fit(x, y, 16, 2, shuffle=False, verbose=0)
-    return model.get_weights()
+    history = model.fit(x, y, 16, 2, shuffle=False, verbose=0).history
+    return history["norm"] if returns_norms else model.get_weights()
 
 
 def replicas(number=2, **settings):
@@ -160,6 +166,50 @@ def test_gradients_of_single_rows_stay_as_they_are_or_are_refused():
         np.testing.assert_allclose(one, other, atol=1e-6, rtol=0)
     with pytest.raises(ValueError, match="gradients of single rows"):
         trained(clip_each_sample, replicas(shard="all"))
+
+
+class Noting(Model):
+    """A model that logs the norm of its gradients, and changes nothing."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+        gradients = tape.gradient(loss, weights_of(self))
+        norm = tf.linalg.global_norm(gradients)
+        self.descend(0, gradients[:2])
+        self.descend(1, gradients[2:])
+        return {"loss": loss, "norm": norm}
+
+
+class NotingOwnSums(Noting):
+    """A model that sums, for the norm, gradients over replicas by itself."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.loss_function(data[1], self(data[0], training=True)))
+        gradients = tape.gradient(loss, weights_of(self))
+        self.descend(0, gradients[:2])
+        self.descend(1, gradients[2:])
+        sums = tf.distribute.get_replica_context().all_reduce("SUM", gradients)
+        return {"loss": loss, "norm": tf.linalg.global_norm(sums)}
+
+    @staticmethod
+    def loss_function(y, outputs):
+        return keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+
+
+def test_a_step_may_sum_gradients_by_itself():
+    found = trained(None, replicas(), returns_norms=True, kind=NotingOwnSums)
+    expected = trained(None, returns_norms=True, kind=Noting)
+    # Of two means over halves of a batch, the sum is twice the mean over the batch.
+    np.testing.assert_allclose(found, 2 * np.asarray(expected), rtol=1e-5)
+
+
+def test_a_norm_in_the_logs_is_that_of_the_whole_batch():
+    expected, found = (
+        trained(None, each, returns_norms=True, kind=Noting) for each in (None, replicas(3))
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 # ------------------------------------------------------------------------ custom loops

@@ -70,12 +70,12 @@ class _Changed:
         **kwargs: Any,
     ) -> Any:
         used = tape._tape is None
-        changes = self._change is not None and not (self._is_changing or used)
-        if changes and not _is_recorded_by_another(tape):
+        change = None if self._is_changing or used else self._change
+        if change is not None and not _is_recorded_by_another(tape):
             self._is_changing = True
             try:
                 with _recording(tape):  # the tape must see how the target is changed
-                    target = self._change(_times(target, output_gradients), sources)
+                    target = change(_times(target, output_gradients), sources)
             finally:
                 self._is_changing = False
             output_gradients = None

@@ -66,7 +66,7 @@ class Gradients:
     def __init__(self, total: Sum | None = None) -> None:
         self._total = total
         self._given: list[list[Shown]] = []  # by a tape at once
-        self._summed: set[int] = set()  # places in that list
+        self._summed: set[int] = set()  # ids of those that the step sees as sums
         self._by_tensor: dict[Any, Shown] = {}
         self._bits: dict[tf.Operation, int] = {}  # a cache
 
@@ -165,15 +165,33 @@ class Gradients:
         assert self._total is not None
         leaves = dataflow.leaves(_traced(values), self._by_tensor)
         behind = {id(self._by_tensor[x.ref()]) for x in leaves if x.ref() in self._by_tensor}
-        for place, given in enumerate(self._given):
-            if place in self._summed or behind.isdisjoint(map(id, given)):
+        for given in self._given:
+            if behind.isdisjoint(map(id, given)):
                 continue
-            weights = [one.weight for one in given]
-            sums = self._total([one.computed for one in given], weights, optimizer)
-            for one, new in zip(given, sums, strict=True):
-                one.becomes(new)
-            self._summed.add(place)
+            own = [one for one in given if id(one) not in self._summed]
+            weights = [one.weight for one in own]
+            sums = self._total([one.computed for one in own], weights, optimizer) if own else []
+            for one, new in zip(own, sums, strict=True):
+                self._show_sum(one, new)
         return all(x.ref() in self._by_tensor or self._is_steady(x) for x in leaves)
+
+    def show_sums(self, grads: Sequence[Any], sums: Sequence[Any]) -> None:
+        """Let the step see sums over all replicas of gradients that an optimizer gets.
+
+        So what the step computes from gradients beside, such as a norm for its logs, is that of the
+        whole batch.
+        """
+        for gradient, total in zip(grads, sums, strict=True):
+            first = None if gradient is None else _tensors(gradient)[0]
+            one = self._by_tensor.get(first.ref()) if isinstance(first, tf.Tensor) else None
+            if one is None or id(one) in self._summed:
+                continue
+            if len(_tensors(total)) == len(one.tensors):
+                self._show_sum(one, total)
+
+    def _show_sum(self, one: Shown, total: Any) -> None:
+        one.becomes(total)
+        self._summed.add(id(one))
 
     def _is_steady(self, x: tf.Tensor) -> bool:
         """Return whether a tensor is a constant, or a weight that tapes have differentiated by."""

@@ -165,7 +165,8 @@ def loop_steps(strategy: Strategy) -> contextlib.AbstractContextManager[None]:
         if not this_step().sees_gradients:
             sums = changed.Gradients(functools.partial(_sum_of_own, strategy))
             begin_in_this_thread(Step(sees_gradients=True, gradients=sums))
-        return strategy.parts.whole_gradients(grads, sources)
+        whole: list[Any] = strategy.parts.whole_gradients(grads, sources)
+        return whole
 
     return gradients_changed(result=shown, in_thread=False)
 
@@ -292,7 +293,8 @@ def _apply(
         if not measures_curvature(innermost(optimizer)):
             return _apply_changed_sums(strategy, original, optimizer, list(grads), variables)
         inexact.warn_of_changed_gradients(step.model)
-    grads = _computed(strategy, optimizer, step.gradients.computed(grads), variables)
+    seen = list(grads)
+    grads = _computed(strategy, optimizer, step.gradients.computed(seen), variables)
     if strategy.sync.bound and not step.is_of_all:
         return strategy.rounds.of(step.model).sum_late(grads, variables)
     parts = strategy.parts
@@ -308,6 +310,8 @@ def _apply(
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
     elif reduce is not None:
         grads = reduce(grads, variables, scale=gradients.scale_of_losses(optimizer))
+        if step.is_of_all and parts.have_whole_sums:
+            step.gradients.show_sums(seen, grads)
     _go_on(strategy, grads)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     sums = Sums(grads, curvature, window)
