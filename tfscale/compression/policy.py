@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,6 +100,14 @@ class MethodPolicy:
                 )
         return Wire() if self._keeps_exact(gradient) else self.method.suited(gradient)
 
+    def keeping(self, paths: Sequence[str]) -> MethodPolicy:
+        """Return the same choices, but that variables of these paths stay exact."""
+        policy = MethodPolicy()
+        method, rules, small, sensitive = self._settings
+        kept = {f"^{re.escape(path)}$": Wire() for path in paths}
+        policy._fill(method, {**kept, **dict(rules)}, small, sensitive)
+        return policy
+
     def _keeps_exact(self, gradient: Gradient) -> bool:
         return (
             gradient.dtype not in wires.FLOATS
@@ -174,13 +183,16 @@ class WirePolicy(MethodPolicy):
         self._fill(_wire(wire, "wire"), named, small, sensitive)
 
     @classmethod
-    def of(cls, wire: str | Mapping[str, str] | WirePolicy) -> WirePolicy:  # type: ignore[override]
+    def of(  # type: ignore[override]
+        cls, wire: str | Mapping[str, str] | WirePolicy, name: str = "wire"
+    ) -> WirePolicy:
         """Make a policy from what a user passes as ``wire``.
 
         Args:
             wire: a wire's name; a policy; or a mapping of rules, in which the key ``"*"`` (not a
                 regular expression) gives the wire of all gradients that no rule matches. Without
                 that key, they use ``"fp32"``.
+            name: name of the argument, for messages.
 
         Example:
             >>> WirePolicy.of({"embedding": "bf16", "*": "int8"})
@@ -189,9 +201,9 @@ class WirePolicy(MethodPolicy):
         if isinstance(wire, WirePolicy):
             return wire
         if isinstance(wire, Mapping):
-            return cls._of_rules(_parsed(wire, "wire", _wire))  # type: ignore[no-any-return]
+            return cls._of_rules(_parsed(wire, name, _wire))  # type: ignore[no-any-return]
         other = "a mapping from regular expressions to these, or a WirePolicy"
-        return cls(arguments.choice(wire, "wire", wires.WIRES, other))
+        return cls(arguments.choice(wire, name, wires.WIRES, other))
 
     def with_feedback(self, feedback: bool | None) -> MethodPolicy:
         """Return the same choices, with or without error feedback; None for each wire's default."""
