@@ -129,13 +129,15 @@ class Parts:
         ]
 
     def fill(self, rank: int) -> None:
-        """Fill a rank's working parts from its weights, unless they have the exact values."""
+        """Make a rank's working parts parts of its weights, unless they have the exact values.
+
+        They take no memory of their own until the optimizer updates them.
+        """
         for working, layout in zip(self._working, self.layouts, strict=True):
             refuse_other_parts(working)
             if is_exact_part(working):
                 continue
-            held = tf.convert_to_tensor(native(working.weight))
-            working.assign(layout.share(held, rank) if isinstance(layout, SharedOut) else held)
+            working.assign(layout.view(tf.convert_to_tensor(native(working.weight)), rank))
 
     def are_shared_out(self, variables: Sequence[Variable]) -> list[bool]:
         """Return which of these weights are parts, that those who hold the same share out."""
@@ -360,6 +362,7 @@ def apply(
         original([sums[i] for i in held], [working[i] for i in held])
         counted = own_copy(counter_of(inner)).read_value()
         _spread(strategy, optimizer, parts, variables, counted - before)
+        parts.fill(rank)  # what the optimizer has updated is in the weights now
 
 
 def scattered(

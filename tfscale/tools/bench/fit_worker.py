@@ -301,8 +301,9 @@ def _by_rule(contestant: FitContestant) -> Any:
 
 
 def _of_adam(contestant: FitContestant) -> Any:
-    shard = "optimizer" if contestant.way == "sharded" else None
-    return ScaleStrategy("ring", shard=shard, deadline=DEADLINE, backend="engine")
+    sharded = contestant.way == "sharded"
+    more = {"shard": "optimizer", "weights_wire": contestant.wire} if sharded else {}
+    return ScaleStrategy("ring", deadline=DEADLINE, backend="engine", **more)
 
 
 def _planned(contestant: FitContestant) -> Any:
