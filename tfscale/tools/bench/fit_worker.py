@@ -302,8 +302,10 @@ def _by_rule(contestant: FitContestant) -> Any:
 
 def _of_adam(contestant: FitContestant) -> Any:
     sharded = contestant.way == "sharded"
-    more = {"shard": "optimizer", "weights_wire": contestant.wire} if sharded else {}
-    return ScaleStrategy("ring", deadline=DEADLINE, backend="engine", **more)
+    shard, wire = ("optimizer", contestant.wire) if sharded else (None, None)
+    return ScaleStrategy(
+        "ring", shard=shard, weights_wire=wire, deadline=DEADLINE, backend="engine"
+    )
 
 
 def _planned(contestant: FitContestant) -> Any:
