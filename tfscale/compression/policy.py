@@ -183,21 +183,23 @@ class WirePolicy(MethodPolicy):
         self._fill(_wire(wire, "wire"), named, small, sensitive)
 
     @classmethod
-    def of(  # type: ignore[override]
-        cls, wire: str | Mapping[str, str] | WirePolicy, name: str = "wire"
-    ) -> WirePolicy:
+    def of(cls, wire: str | Mapping[str, str] | WirePolicy) -> WirePolicy:  # type: ignore[override]
         """Make a policy from what a user passes as ``wire``.
 
         Args:
             wire: a wire's name; a policy; or a mapping of rules, in which the key ``"*"`` (not a
                 regular expression) gives the wire of all gradients that no rule matches. Without
                 that key, they use ``"fp32"``.
-            name: name of the argument, for messages.
 
         Example:
             >>> WirePolicy.of({"embedding": "bf16", "*": "int8"})
             WirePolicy('int8', rules={'embedding': 'bf16'})
         """
+        return cls.of_argument(wire, "wire")
+
+    @classmethod
+    def of_argument(cls, wire: Any, name: str) -> WirePolicy:
+        """Make a policy as ``of`` does, from an argument that messages call by its own name."""
         if isinstance(wire, WirePolicy):
             return wire
         if isinstance(wire, Mapping):

@@ -22,9 +22,10 @@ from tfscale.strategy.step import on_a_replica
 from tfscale.strategy.variables import Placed, WorkingPart
 
 _ASSIGNED = (
-    "a step assigns {path}, of whose exact value each replica holds a part only, because "
-    "weights_wire sends the weight rounded. Assign the weight in a callback, give it a constraint, "
-    "or let it travel exactly: weights_wire={{{path!r}: 'fp32', '*': 'bf16'}}"
+    "a step assigns {path}, by itself or by a constraint that was set after the optimizer was "
+    "built, as the callback Prune does. Each replica holds only a part of the exact value, because "
+    "weights_wire sends the weight rounded. Give the weight its constraint when it is made, assign "
+    "it in a callback, or let it travel exactly: weights_wire={{{path!r}: 'fp32', '*': 'bf16'}}"
 )
 _OTHER_PARTS = (
     "two optimizers train {path} and share its exact value out differently, which weights_wire "
@@ -40,9 +41,12 @@ class Rounded(Placed):
 
     Attributes:
         exact: the exact value.
+        begins_later: whether the weight had no numbers when it became rounded: TensorFlow fills
+            what a traced step makes after the trace.
     """
 
     exact: WorkingPart
+    begins_later = False
 
     @property
     def layout(self) -> Layout:  # type: ignore[override]
@@ -117,6 +121,10 @@ def exact_part(
     if policy.method_of(describe(weight)).wires == (LOSSLESS,):
         return working
     with tf.init_scope():
+        if not all(v.is_initialized() for v in own.values):
+            own = become(own, Rounded)
+            own.exact, own.begins_later = working, True
+            return working
         wholes = [v.read_value() for v in own.values]
         if isinstance(own, Rounded):
             wholes = [own.read_value()] * len(own.values)
@@ -131,6 +139,21 @@ def is_exact_part(working: WorkingPart) -> bool:
     """Return whether a working part is a part of the only exact value of its weight."""
     own = native(working.weight)
     return isinstance(own, Rounded) and own.exact is working
+
+
+def begin(working: WorkingPart, held: tf.Tensor) -> None:
+    """Give a part of an exact value its first numbers, if it had none when it was made.
+
+    A number that the copy does not equal, once it is rounded, comes from the copy.
+
+    Args:
+        working: this replica's part of the exact value.
+        held: the same part of the replica's copy.
+    """
+    own = native(working.weight)
+    if own.begins_later:
+        exact = own_copy(working).read_value()
+        working.assign(tf.where(own.of_replica(0, exact) == held, exact, held))
 
 
 def refuse_other_parts(working: WorkingPart) -> None:

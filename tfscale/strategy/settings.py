@@ -158,7 +158,7 @@ def _slow_after(value: float, name: str) -> float:
 
 
 def _checked_weights_wire(value: Any, name: str) -> MethodPolicy:
-    policy = WirePolicy.of(value, name).with_feedback(False)
+    policy = WirePolicy.of_argument(value, name).with_feedback(False)
     others = [each for each in policy.methods if each.wires[0] not in WIRES_OF_WEIGHTS]
     if others:
         raise ValueError(

@@ -43,6 +43,7 @@ from tfscale.strategy import gradients
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.rounded import (
     Rounded,
+    begin,
     exact_part,
     is_exact_part,
     refuse_other_parts,
@@ -135,9 +136,11 @@ class Parts:
         """
         for working, layout in zip(self._working, self.layouts, strict=True):
             refuse_other_parts(working)
+            held = layout.view(tf.convert_to_tensor(native(working.weight)), rank)
             if is_exact_part(working):
-                continue
-            working.assign(layout.view(tf.convert_to_tensor(native(working.weight)), rank))
+                begin(working, held)
+            else:
+                working.assign(held)
 
     def are_shared_out(self, variables: Sequence[Variable]) -> list[bool]:
         """Return which of these weights are parts, that those who hold the same share out."""
