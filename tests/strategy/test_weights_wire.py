@@ -1,7 +1,9 @@
 """``weights_wire="bf16"``: replicas compute with rounded weights, and update exact ones.
 
 The oracle is one device whose step computes with rounded weights and applies its gradients to exact
-ones.
+ones. In these programs no exact weight comes so near to the middle between two numbers of bfloat16
+that the order of sums decides which it is rounded to: that would show as 1e-5 (it does with
+SGD(0.1, momentum=0.9), where 0.04333496 is such a middle after two steps).
 """
 
 import contextlib
@@ -115,7 +117,7 @@ CASES = {
     "scaled": {
         "make": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=2.0**40)
     },
-    "eager": {"make": lambda: optimizers.SGD(0.1, momentum=0.9), "run_eagerly": True},
+    "eager": {"make": lambda: optimizers.SGD(0.1), "run_eagerly": True},
     "tied": {"make": Adam, "first": Tied},
 }
 QUICK = ("adamw", "averages")
