@@ -428,8 +428,8 @@ schedules.Polynomial: rate=1.5 end=1.5 power=1.5 warmup=0,1.5 start=0,1.5
 schedules.Schedule: rate=1.5 warmup=0,1.5 start=0,1.5
 schedules.linear_scaling: rate=0,1.5
 schedules.square_root_scaling: rate=0,1.5
-strategy.ScaleStrategy: wire={} weights_wire={} method={} error_feedback=True bucket_bytes=1.5
-    deadline=1.5 slow_after=0,1.5 join_timeout=1.5
+strategy.ScaleStrategy: wire={} method={} error_feedback=True bucket_bytes=1.5 deadline=1.5
+    slow_after=0,1.5 join_timeout=1.5
 strategy.auto_strategy: wire={} weights_wire={} method={} error_feedback=True bucket_bytes=1.5
     schedule_file='x' deadline=1.5 slow_after=0,1.5 join_timeout=1.5
 sync.BoundedStaleness: bound=0 curvature=1.5

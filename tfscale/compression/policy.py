@@ -195,17 +195,7 @@ class WirePolicy(MethodPolicy):
             >>> WirePolicy.of({"embedding": "bf16", "*": "int8"})
             WirePolicy('int8', rules={'embedding': 'bf16'})
         """
-        return cls.of_argument(wire, "wire")
-
-    @classmethod
-    def of_argument(cls, wire: Any, name: str) -> WirePolicy:
-        """Make a policy as ``of`` does, from an argument that messages call by its own name."""
-        if isinstance(wire, WirePolicy):
-            return wire
-        if isinstance(wire, Mapping):
-            return cls._of_rules(_parsed(wire, name, _wire))  # type: ignore[no-any-return]
-        other = "a mapping from regular expressions to these, or a WirePolicy"
-        return cls(arguments.choice(wire, name, wires.WIRES, other))
+        return wire_policy_of(wire, "wire", cls)
 
     def with_feedback(self, feedback: bool | None) -> MethodPolicy:
         """Return the same choices, with or without error feedback; None for each wire's default."""
@@ -217,6 +207,18 @@ class WirePolicy(MethodPolicy):
 
     def _word(self, method: Method) -> str:
         return method.wires[0]
+
+
+def wire_policy_of(
+    wire: Any, name: str = "wire", kind: type[WirePolicy] = WirePolicy
+) -> WirePolicy:
+    """Return the policy that an argument asks for, which messages call by its own name."""
+    if isinstance(wire, WirePolicy):
+        return wire
+    if isinstance(wire, Mapping):
+        return kind._of_rules(_parsed(wire, name, _wire))  # type: ignore[no-any-return]
+    other = "a mapping from regular expressions to these, or a WirePolicy"
+    return kind(arguments.choice(wire, name, wires.WIRES, other))
 
 
 def policy_of(wire: Any, method: Any, error_feedback: bool | None) -> MethodPolicy:

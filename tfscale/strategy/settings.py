@@ -11,7 +11,7 @@ from tfscale.bridge.installed import KERAS_2
 from tfscale.collectives.registry import checked_algorithm
 from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Wire, refuse_several_exchanges
-from tfscale.compression.policy import MethodPolicy, WirePolicy, policy_of
+from tfscale.compression.policy import MethodPolicy, policy_of, wire_policy_of
 from tfscale.exchange import backends
 from tfscale.exchange.collective_schedules import Algorithm
 from tfscale.native.group import checked_patience, checked_resolver
@@ -158,7 +158,7 @@ def _slow_after(value: float, name: str) -> float:
 
 
 def _checked_weights_wire(value: Any, name: str) -> MethodPolicy:
-    policy = WirePolicy.of_argument(value, name).with_feedback(False)
+    policy = wire_policy_of(value, name).with_feedback(False)
     others = [each for each in policy.methods if each.wires[0] not in WIRES_OF_WEIGHTS]
     if others:
         raise ValueError(
