@@ -148,7 +148,7 @@ def begin(working: WorkingPart, held: tf.Tensor) -> None:
 
     Args:
         working: this replica's part of the exact value.
-        held: the same part of the replica's copy.
+        held: part of the replica's copy, of the same numbers.
     """
     own = native(working.weight)
     if own.begins_later:
