@@ -430,8 +430,8 @@ schedules.linear_scaling: rate=0,1.5
 schedules.square_root_scaling: rate=0,1.5
 strategy.ScaleStrategy: wire={} method={} error_feedback=True bucket_bytes=1.5 deadline=1.5
     slow_after=0,1.5 join_timeout=1.5
-strategy.auto_strategy: wire={} method={} error_feedback=True bucket_bytes=1.5 schedule_file='x'
-    deadline=1.5 slow_after=0,1.5 join_timeout=1.5
+strategy.auto_strategy: wire={} weights_wire={} method={} error_feedback=True bucket_bytes=1.5
+    schedule_file='x' deadline=1.5 slow_after=0,1.5 join_timeout=1.5
 sync.BoundedStaleness: bound=0 curvature=1.5
 sync.DiLoCo: wire={} method={} error_feedback=True delay=0
 sync.Gossip: seed=-5,0

@@ -46,7 +46,7 @@ def needs(slots=2, **more):
 
 def test_by_hand():
     one = planned(needs(), 1)
-    assert dataclasses.astuple(one.most) == (40080, 80080, 0, 0, 40040, 0, 0, 1000)
+    assert dataclasses.astuple(one.most) == (40080, 80080, 0, 40040, 0, 0, 1000)
     four = planned(needs(), 4).most
     assert (four.kept, four.gradients, four.buffers) == (40080 + 80080, 40040, 40040)
     assert four.total == 120160 + 40040 + 40040
@@ -58,7 +58,7 @@ def test_shards_by_hand(even, slots):
     shared = planned(needs(even=even), 4, "optimizer")
     assert shared.most.slots == slots
     assert shared.least.slots == (slots if even else 0)
-    assert shared.most.working == slots // 2
+    assert shared.most.gradients == slots // 2
     assert shared.on(1, "optimizer").most.slots == planned(needs(), 1).most.slots
 
 
@@ -66,7 +66,7 @@ def test_weights_in_parts_by_hand():
     """The kernel of 10,000 numbers is cut, and the small bias stays a copy."""
     four = planned(needs(even=True), 4, "all").most
     assert (four.weights, four.slots, four.gradients) == (10080, 20080, 10040)
-    assert (four.whole, four.working, four.buffers) == (5 * 40000, 0, 0)
+    assert (four.whole, four.buffers) == (5 * 40000, 0)
     assert four.total == 10080 + 20080 + 10040 + 5 * 40000 + 1000
 
 

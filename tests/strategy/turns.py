@@ -1,6 +1,7 @@
 """Worker of these tests: it takes cases in turn, and prints a line of JSON for each.
 
-STRATEGY is scale, sharded and all (scale with shard="optimizer" and "all"), grid (scale with teams
+STRATEGY is scale, sharded and all (scale with shard="optimizer" and "all"), rounded (sharded, with
+weights_wire="bf16"), grid (scale with teams
 of two replicas), shares (scale where the first replica takes three times as many rows), measured
 (scale with shares that change after each step or two), tensorflow (scale on TensorFlow's
 collectives), stock (TensorFlow's own strategy) or none (one device); LAYOUT is workers x devices,
@@ -53,6 +54,9 @@ def make_strategy(algorithm):
     if shard == "all":
         deal.SMALL = 1  # the models of the tests are small
     more = {}
+    if os.environ["STRATEGY"] == "rounded":
+        shard, wire = "optimizer", tfscale.compression.WirePolicy("bf16", small=0)
+        more = {"weights_wire": wire}
     if os.environ["STRATEGY"] == "shares":
         more = {"shares": [3] + [1] * (WORKERS * DEVICES - 1)}
     if os.environ["STRATEGY"] == "measured":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,6 +100,14 @@ class MethodPolicy:
                 )
         return Wire() if self._keeps_exact(gradient) else self.method.suited(gradient)
 
+    def keeping(self, paths: Sequence[str]) -> MethodPolicy:
+        """Return the same choices, but that variables of these paths stay exact."""
+        policy = MethodPolicy()
+        method, rules, small, sensitive = self._settings
+        kept = {f"^{re.escape(path)}$": Wire() for path in paths}
+        policy._fill(method, {**kept, **dict(rules)}, small, sensitive)
+        return policy
+
     def _keeps_exact(self, gradient: Gradient) -> bool:
         return (
             gradient.dtype not in wires.FLOATS
@@ -186,12 +195,7 @@ class WirePolicy(MethodPolicy):
             >>> WirePolicy.of({"embedding": "bf16", "*": "int8"})
             WirePolicy('int8', rules={'embedding': 'bf16'})
         """
-        if isinstance(wire, WirePolicy):
-            return wire
-        if isinstance(wire, Mapping):
-            return cls._of_rules(_parsed(wire, "wire", _wire))  # type: ignore[no-any-return]
-        other = "a mapping from regular expressions to these, or a WirePolicy"
-        return cls(arguments.choice(wire, "wire", wires.WIRES, other))
+        return wire_policy_of(wire, "wire", cls)
 
     def with_feedback(self, feedback: bool | None) -> MethodPolicy:
         """Return the same choices, with or without error feedback; None for each wire's default."""
@@ -203,6 +207,18 @@ class WirePolicy(MethodPolicy):
 
     def _word(self, method: Method) -> str:
         return method.wires[0]
+
+
+def wire_policy_of(
+    wire: Any, name: str = "wire", kind: type[WirePolicy] = WirePolicy
+) -> WirePolicy:
+    """Return the policy that an argument asks for, which messages call by its own name."""
+    if isinstance(wire, WirePolicy):
+        return wire
+    if isinstance(wire, Mapping):
+        return kind._of_rules(_parsed(wire, name, _wire))  # type: ignore[no-any-return]
+    other = "a mapping from regular expressions to these, or a WirePolicy"
+    return kind(arguments.choice(wire, name, wires.WIRES, other))
 
 
 def policy_of(wire: Any, method: Any, error_feedback: bool | None) -> MethodPolicy:

@@ -249,17 +249,21 @@ class Reducer:
         variables: Sequence[Variable],
         optimizer: Optimizer,
         cut: Cut,
+        policy: MethodPolicy,
     ) -> None:
         """Assign variables, on each replica, from the parts of all replicas.
+
+        All replicas, also the one that has a part, get what is left of it after its wire.
 
         Args:
             parts: this replica's part of each variable.
             variables: the variables.
             optimizer: optimizer of the variables.
             cut: what each replica holds.
+            policy: the policy that says on which wire each variable is sent.
         """
         described = tuple(describe(v) for v in variables)
-        buckets = pack(described, self.policy, self._bytes_of(cut), what=self._what)
+        buckets = pack(described, policy, self._bytes_of(cut), what=self._what)
         packing = dataclasses.replace(
             self._packing(optimizer, None), buckets=buckets, gradients=described, collectives={}
         )
@@ -286,11 +290,12 @@ class Reducer:
         self, packing: Packing, bucket: Bucket, replica: int, row: tf.Tensor
     ) -> tf.Tensor:
         """Return the rows of all replicas."""
-        name, schedule = packing.name(bucket), self.team.halved(LOSSLESS, row)
-        size = self.team.size * wire_bytes(LOSSLESS, row.dtype, row.shape.num_elements())
+        (wire,) = bucket.method.wires
+        name, schedule = packing.name(bucket), self.team.halved(wire, row)
+        size = self.team.size * wire_bytes(wire, row.dtype, row.shape.num_elements())
         half = (schedule.name, "each replica sends its parts")
         packing.collectives[bucket] = [Collective(name, size // 2, half=half)]
-        return self.team.gather(replica, row, name, schedule=schedule)
+        return self.team.gather(replica, row, name, wire, schedule=schedule)
 
     def _bytes_of(self, cut: Cut) -> int:
         """Return the size of buckets: owned arrays share one, which is full if it is large."""

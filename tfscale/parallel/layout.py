@@ -63,6 +63,10 @@ class Layout:
         """Return a rank's part of a whole array."""
         raise NotImplementedError
 
+    def view(self, held: tf.Tensor, rank: int) -> tf.Tensor:
+        """Return a rank's part of what the rank holds of an array, in its memory if that works."""
+        return self.part(held, rank)
+
     def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """Return the whole array from the parts of all ranks."""
         raise NotImplementedError
@@ -150,8 +154,16 @@ class Flat(Layout):
         """See ``Layout``."""
         own = self.range(rank)
         found = tf.reshape(_slice(tf.reshape(whole, [1, -1]), [0, own.start], [1, len(own)]), [-1])
-        missing = self.size - len(own)
-        return tf.pad(found, [[0, missing]]) if missing else found
+        return self._padded(found)
+
+    def view(self, held: tf.Tensor, rank: int) -> tf.Tensor:
+        """See ``Layout``; the memory is shared if the part begins and ends at 64 bytes."""
+        own = self.range(rank)
+        return self._padded(tf.slice(tf.reshape(held, [-1]), [own.start], [len(own)]))
+
+    def _padded(self, part: tf.Tensor) -> tf.Tensor:
+        missing = self.size - part.shape[0]
+        return tf.pad(part, [[0, missing]]) if missing else part
 
     def rows(self, whole: tf.Tensor) -> tf.Tensor:
         """Return the parts of all ranks, one row for each."""
@@ -389,6 +401,11 @@ class SharedOut(Layout):
     def part(self, whole: tf.Tensor, rank: int) -> tf.Tensor:
         """See ``Layout``."""
         return self.share(self.outer.part(whole, rank), rank)
+
+    def view(self, held: tf.Tensor, rank: int) -> tf.Tensor:
+        """See ``Layout``."""
+        inner, own = self.among(rank)
+        return inner.view(held, own)
 
     def share(self, part: tf.Tensor, rank: int) -> tf.Tensor:
         """Return a rank's share of the part that its team holds."""

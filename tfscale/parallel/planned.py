@@ -96,9 +96,8 @@ class RankBytes:
     Attributes:
         weights: all variables of the model, or this rank's parts of them.
         slots: the optimizer's state.
-        working: parts of weights that the optimizer updates in place of the weights.
         residuals: what methods and wires keep from step to step.
-        gradients: gradients of a step.
+        gradients: gradients of a step; updated parts of weights take their place.
         whole: weights and gradients, of those that are shared out, that are whole at one moment.
         buffers: what is sent and received, while ranks exchange gradients and weights.
         activations: what the forward and the backward pass hold, beside gradients.
@@ -106,7 +105,6 @@ class RankBytes:
 
     weights: int
     slots: int
-    working: int = 0
     residuals: int = 0
     gradients: int = 0
     whole: int = 0
@@ -116,7 +114,7 @@ class RankBytes:
     @property
     def kept(self) -> int:
         """Bytes that stay from step to step."""
-        return self.weights + self.slots + self.working + self.residuals
+        return self.weights + self.slots + self.residuals
 
     @property
     def total(self) -> int:
@@ -185,7 +183,6 @@ def _rows(held: RankBytes) -> Sequence[tuple[str, int, str]]:
     every = [
         ("weights", held.weights, "all variables of the model"),
         ("slots", held.slots, "the optimizer's state"),
-        ("working parts", held.working, "the parts of weights that this rank updates"),
         ("residuals", held.residuals, "what the wire or method keeps from step to step"),
         ("gradients", held.gradients, "within a step"),
         ("whole", held.whole, "weights and gradients of the layers that compute"),
@@ -270,9 +267,7 @@ def _held(
         at_once = (_GRADIENTS + _WEIGHTS) * largest
         return dataclasses.replace(common, weights=common.weights - whole + own, whole=at_once)
     if cut:
-        return dataclasses.replace(
-            common, working=own, whole=_GRADIENTS * bucket, buffers=_PACKED * bucket
-        )
+        return dataclasses.replace(common, whole=_GRADIENTS * bucket, buffers=_PACKED * bucket)
     return dataclasses.replace(common, buffers=whole if ranks > 1 else 0)
 
 

@@ -66,6 +66,8 @@ def join_workers(extended: Extended, settings: Settings) -> Settings:
         wire, method = settings.wire, settings.method
         asked = f"wire={wire!r}" if method is None else f"method={method!r}"
         _say_if_nothing_travels(extended, asked)
+    if settings.weights_policy != MethodPolicy():
+        _say_if_nothing_travels(extended, f"weights_wire={settings.weights_wire!r}")
     if settings.in_rounds:
         _say_if_nothing_travels(extended, f"sync={settings.sync!r}")
     if settings.shares is not None:
@@ -141,7 +143,9 @@ def make_reducers(
         if settings.shard == OPTIMIZER and everybody.size > 1:
             _refuse_without_halves(settings, schedules)
             sharding = Sharding(
-                reducer(team, MethodPolicy(), trials=trials, what="weights", suffix="/weights")
+                reducer(
+                    team, settings.weights_policy, trials=trials, what="weights", suffix="/weights"
+                )
             )
         return of_gradients, of_curvature, sharding, None
     rule = settings.sync.round_rule

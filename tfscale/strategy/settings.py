@@ -9,8 +9,9 @@ from typing import Any
 
 from tfscale.bridge.installed import KERAS_2
 from tfscale.collectives.registry import checked_algorithm
+from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.method import Wire, refuse_several_exchanges
-from tfscale.compression.policy import MethodPolicy, policy_of
+from tfscale.compression.policy import MethodPolicy, policy_of, wire_policy_of
 from tfscale.exchange import backends
 from tfscale.exchange.collective_schedules import Algorithm
 from tfscale.native.group import checked_patience, checked_resolver
@@ -27,6 +28,7 @@ from tfscale.sync.rule import refuse_without_length
 
 DEADLINE = 120.0
 OPTIMIZER, ALL = "optimizer", "all"  # values of the argument ``shard``
+WIRES_OF_WEIGHTS = (LOSSLESS, "bf16")
 _A_PIPELINE = "a pipeline, such as tfscale.Pipeline(cuts=['block2'], microbatches=8), or None"
 _A_GRID = "a grid, such as tfscale.Grid(tensor=2), or None"
 
@@ -37,6 +39,7 @@ class Settings:
 
     Attributes:
         policy: the policy that says which method sums which gradient.
+        weights_policy: the policy that says on which wire updated weights are sent.
         sync: the rule by which replicas agree, ``EveryStep`` by default.
         backend: the backend; ``"auto"`` if the devices decide.
         bucket_bytes: the number of bytes; None if the measured links decide.
@@ -53,6 +56,7 @@ class Settings:
     batch_norm: str
     own_losses: str | None
     shard: str | None
+    weights_wire: Any
     grid: Grid | None
     tensor: Mapping[str, str] | None
     pipeline: Pipeline | None
@@ -64,6 +68,7 @@ class Settings:
     transport: str
     backend: str
     policy: MethodPolicy
+    weights_policy: MethodPolicy
 
     @property
     def in_rounds(self) -> bool:
@@ -84,6 +89,7 @@ class Settings:
             "batch_norm": self.batch_norm,
             "own_losses": self.own_losses,
             "shard": self.shard,
+            "weights_wire": repr(self.weights_policy),
             "grid": self.grid and repr(self.grid),
             "tensor": self.tensor and dict(self.tensor),
             "pipeline": self.pipeline and self.pipeline.described(),
@@ -102,6 +108,8 @@ def checked(**given: Any) -> Settings:
     of_engine = {name: given[name] for name in ("algorithm", "schedule_file", "transport")}
     of_engine["sync"] = None if isinstance(rule, EveryStep) else rule
     of_engine["grid"] = given["grid"]
+    of_weights = _weights_policy(given["weights_wire"], given["shard"], given["grid"])
+    of_engine["weights_wire"] = None if of_weights == MethodPolicy() else given["weights_wire"]
     # The engine's log says how long a step has waited.
     of_engine["shares"] = given["shares"] if given["shares"] == shares.MEASURED else None
     if rule.bound:
@@ -117,7 +125,7 @@ def checked(**given: Any) -> Settings:
         "backend": backends.checked(given["backend"], policy, feedback, **of_engine),
         "bucket_bytes": None if size is None else number_of_bytes(size, "bucket_bytes"),
     }
-    return Settings(**given, policy=policy)
+    return Settings(**given, policy=policy, weights_policy=of_weights)
 
 
 def _made(name: str, value: Any) -> Any:
@@ -149,6 +157,18 @@ def _slow_after(value: float, name: str) -> float:
     return checked_patience(DEADLINE, value)[1]
 
 
+def _checked_weights_wire(value: Any, name: str) -> MethodPolicy:
+    policy = wire_policy_of(value, name).with_feedback(False)
+    others = [each for each in policy.methods if each.wires[0] not in WIRES_OF_WEIGHTS]
+    if others:
+        raise ValueError(
+            f"{name}={value!r} sends weights as {str(others[0])!r}; expected "
+            f"{' or '.join(map(repr, WIRES_OF_WEIGHTS))}. Name one of these, or set "
+            "wire, which is for gradients"
+        )
+    return policy
+
+
 _ALWAYS: dict[str, Callable[[Any, str], Any]] = {
     "algorithm": lambda value, name: checked_algorithm(value, name, "auto"),
     "batch_norm": lambda value, name: arguments.choice(value, name, ("synchronized", "local")),
@@ -166,6 +186,7 @@ _UNLESS_NONE: dict[str, Callable[[Any, str], Any]] = {
     "schedule_file": arguments.path,
     "own_losses": lambda value, name: arguments.choice(value, name, CHOICES),
     "shard": lambda value, name: arguments.choice(value, name, (OPTIMIZER, ALL)),
+    "weights_wire": _checked_weights_wire,
     "grid": lambda value, name: arguments.instance(value, name, Grid, _A_GRID),
     "tensor": rules.checked,
     "pipeline": lambda value, name: arguments.instance(value, name, Pipeline, _A_PIPELINE),
@@ -224,6 +245,24 @@ def _refuse_unsharded(shard: str, policy: MethodPolicy, rule: Rule) -> None:
             f"{given} sums gradients of weights in parts while the backward pass runs, as fp32, "
             f"and not by {policy!r}. Leave the wire out, or take shard='optimizer'"
         )
+
+
+def _weights_policy(weights_wire: Any, shard: str | None, grid: Grid | None) -> MethodPolicy:
+    """Return the wires of updated weights, or raise if replicas send no such weights."""
+    if weights_wire is None:
+        return MethodPolicy()
+    given = f"weights_wire={weights_wire!r}"
+    if shard != OPTIMIZER:
+        raise ValueError(
+            f"{given} is the format in which shard='optimizer' sends updated weights, and got "
+            f"shard={shard!r}. Pass shard='optimizer', or leave weights_wire out"
+        )
+    if grid is not None and not grid.is_plain:
+        raise ValueError(
+            f"{given} does not work with grid={grid!r}, whose replicas send weights as fp32 within "
+            "teams. Leave out one of the two"
+        )
+    return _checked_weights_wire(weights_wire, "weights_wire")
 
 
 def _refuse_grid(

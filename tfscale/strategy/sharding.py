@@ -31,6 +31,7 @@ from tfscale.bridge.objects import (
 from tfscale.bridge.optimizers import constant_initializer, is_elementwise
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.bridge.tensorflow import become, own_copy, replica_id
+from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.slots import Slots
 from tfscale.parallel import deal
@@ -40,6 +41,14 @@ from tfscale.parallel.rows import part_of_rows
 from tfscale.parallel.table import Held, Table
 from tfscale.strategy import gradients
 from tfscale.strategy.protocols import Strategy
+from tfscale.strategy.rounded import (
+    Rounded,
+    begin,
+    exact_part,
+    is_exact_part,
+    refuse_other_parts,
+    rounding,
+)
 from tfscale.strategy.sharded_clipping import clipped, finite_on_all
 from tfscale.strategy.step import during, this_step
 from tfscale.strategy.variables import (
@@ -81,14 +90,21 @@ class Parts:
         layouts: their layouts.
         is_even: whether each replica holds an equal part of each weight.
         why: reason for the layouts.
+        wires: the wires on which replicas send each other the weights.
     """
 
     def __init__(
-        self, optimizer: Optimizer, variables: Sequence[Variable], ranks: int, grid: Any
+        self,
+        optimizer: Optimizer,
+        variables: Sequence[Variable],
+        ranks: int,
+        grid: Any,
+        policy: MethodPolicy,
     ) -> None:
         self.variables = list(variables)
         self.is_even, self.why = is_elementwise(optimizer), _reason(optimizer)
         self.layouts = _dealt(variables, ranks, self.is_even, grid)
+        self.wires = rounding(policy, variables)
         self._places = {key_of(v): place for place, v in enumerate(variables)}
         # Slots that the optimizer made without saying of which weight.
         self.listed: list[list[Variable]] = [[] for _ in self.layouts]
@@ -97,7 +113,7 @@ class Parts:
     def make_working_parts(self) -> None:
         """Make the working parts; the optimizer's ``build`` calls this in the strategy's scope."""
         every = zip(self.variables, self.layouts, strict=True)
-        self._working = [_working_part(v, layout) for v, layout in every]
+        self._working = [exact_part(v, each, self.wires, _working_part) for v, each in every]
 
     def layout_of(self, weight: Variable) -> Layout | None:
         """Return the layout of a weight, and of its slots; None for other variables."""
@@ -105,18 +121,26 @@ class Parts:
         return None if place is None else self.layouts[place]
 
     def slots(self, optimizer: Optimizer) -> list[list[Variable]]:
-        """Return the optimizer's slots of each weight."""
+        """Return the optimizer's slots of each weight, and the exact value of a rounded one."""
         every = [(v, getattr(native(v), "layout", None)) for v in optimizer.variables]
+        each_one = zip(self.layouts, self.listed, self._working, strict=True)
         return [
-            [v for v, own in every if own is layout] + listed
-            for layout, listed in zip(self.layouts, self.listed, strict=True)
+            [v for v, own in every if own is layout] + listed + [one] * is_exact_part(one)
+            for layout, listed, one in each_one
         ]
 
     def fill(self, rank: int) -> None:
-        """Fill a rank's working parts from its weights."""
+        """Make a rank's working parts parts of its weights, unless they have the exact values.
+
+        They take no memory of their own until the optimizer updates them.
+        """
         for working, layout in zip(self._working, self.layouts, strict=True):
-            held = tf.convert_to_tensor(native(working.weight))
-            working.assign(layout.share(held, rank) if isinstance(layout, SharedOut) else held)
+            refuse_other_parts(working)
+            held = layout.view(tf.convert_to_tensor(native(working.weight)), rank)
+            if is_exact_part(working):
+                begin(working, held)
+            else:
+                working.assign(held)
 
     def are_shared_out(self, variables: Sequence[Variable]) -> list[bool]:
         """Return which of these weights are parts, that those who hold the same share out."""
@@ -157,7 +181,7 @@ class Sharding:
     """Optimizers of a strategy, each with its ``Parts``.
 
     Args:
-        spreader: reducer that gives all replicas the updated weights.
+        spreader: reducer that gives all replicas the updated weights, by its policy.
     """
 
     def __init__(self, spreader: Reducer) -> None:
@@ -196,7 +220,7 @@ class Sharding:
                 build(optimizer, variables)
                 return
             ranks = self.spreader.team.size
-            parts = Parts(optimizer, list(variables), ranks, grid)
+            parts = Parts(optimizer, list(variables), ranks, grid, self.spreader.policy)
             _build(build, optimizer, parts)
             self._of[optimizer] = parts
         except Exception as error:
@@ -341,6 +365,7 @@ def apply(
         original([sums[i] for i in held], [working[i] for i in held])
         counted = own_copy(counter_of(inner)).read_value()
         _spread(strategy, optimizer, parts, variables, counted - before)
+        parts.fill(rank)  # what the optimizer has updated is in the weights now
 
 
 def scattered(
@@ -424,7 +449,8 @@ def _spread(
         are_shared = parts.are_shared_out(changed)
         copies = [v for v, shared in zip(changed, are_shared, strict=True) if not shared]
         own = [own_copy(one).read_value() for one in parts.working(copies)]
-        strategy.sharding.spreader.spread(own, copies, optimizer, parts.of(copies))
+        cut, wires = parts.of(copies), parts.wires
+        strategy.sharding.spreader.spread(own, copies, optimizer, cut, wires)
         if any(are_shared):
             others = [v for v, shared in zip(changed, are_shared, strict=True) if shared]
             _join_shares(strategy, parts, others)
@@ -479,6 +505,8 @@ def _rows(sharding: Sharding | None, optimizer: Optimizer, ranks: int) -> Iterat
         layouts = [(_layout_of(v, ranks), tf.as_dtype(v.dtype).size) for v in own]
         held = _layout_of(weight, ranks)
         why = _why_unsharded(held) if parts is None else parts.why
+        if isinstance(native(weight), Rounded):
+            why += "; the weight is rounded, and its exact value is in parts, too"
         yield Held(path_of(weight), shape, (held, size), tuple(layouts), why)
 
 

@@ -88,6 +88,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         shard: ``"optimizer"`` shares out the optimizer's state: each replica holds and updates a
             part of it. ``"all"`` shares out the weights, too: layers gather what they compute with.
             The result is the same. See docs/large-models.md.
+        weights_wire: the format in which ``shard="optimizer"`` sends updated weights: ``"fp32"``,
+            which is the default, or ``"bf16"``, or what else ``wire`` may be with these names. With
+            ``"bf16"`` replicas compute with rounded weights, and keep exact ones in parts.
         grid: how replicas share one model: ``tfscale.Grid(tensor=2)`` makes teams of two replicas
             that hold one model together; by default each replica holds a whole model. A mapping of
             its fields does, too: ``{"tensor": 2}``.
@@ -141,6 +144,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         batch_norm: str = "synchronized",
         own_losses: str | None = None,
         shard: str | None = None,
+        weights_wire: str | Mapping[str, str] | WirePolicy | None = None,
         grid: Grid | Mapping[str, int] | None = None,
         tensor: Mapping[str, str] | None = None,
         pipeline: Pipeline | Mapping[str, Any] | None = None,
@@ -156,9 +160,10 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         settings = checked(
             algorithm=algorithm, wire=wire, devices=devices, cluster_resolver=cluster_resolver,
             sync=sync, method=method, error_feedback=error_feedback, bucket_bytes=bucket_bytes,
-            batch_norm=batch_norm, own_losses=own_losses, shard=shard, grid=grid, tensor=tensor,
-            pipeline=pipeline, shares=shares, schedule_file=schedule_file, deadline=deadline,
-            slow_after=slow_after, join_timeout=join_timeout, transport=transport, backend=backend,
+            batch_norm=batch_norm, own_losses=own_losses, shard=shard, weights_wire=weights_wire,
+            grid=grid, tensor=tensor, pipeline=pipeline, shares=shares,
+            schedule_file=schedule_file, deadline=deadline, slow_after=slow_after,
+            join_timeout=join_timeout, transport=transport, backend=backend,
         )  # fmt: skip
         self.sync, self.own_losses = settings.sync, own_losses
         self.synchronizes_batch_norm = batch_norm == "synchronized"

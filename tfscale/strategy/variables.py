@@ -418,6 +418,10 @@ class Placed(_OfKeras):
         rank = self.distribute_strategy.extended.first_rank + local_id
         return self.layout.part(whole, rank)
 
+    def assign_whole(self, local_id: int, whole: tf.Tensor) -> Any:
+        """Assign the part of one replica of this process, from a whole value."""
+        return self.values[local_id].assign(self.of_replica(local_id, whole))
+
     def _get_cross_replica(self) -> tf.Tensor:
         extended = self.distribute_strategy.extended
         parts = [v.read_value() for v in self.values]
@@ -492,8 +496,7 @@ class WholeView:
     def assign(self, value: Any) -> Any:
         """Assign the replica's part of a whole value."""
         self._whole = tf.convert_to_tensor(value, self.dtype)
-        part = self._variable.of_replica(self._local_id, self._whole)
-        return self._variable.values[self._local_id].assign(part)
+        return self._variable.assign_whole(self._local_id, self._whole)
 
     def assign_add(self, value: Any) -> Any:
         """Add a whole value."""

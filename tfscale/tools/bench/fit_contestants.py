@@ -96,9 +96,11 @@ def contestants(
         ours = [FitContestant(part, m, "scale", wide, processes, wire=m) for m in methods]
         return [without, *ours]
     if part == "sharding":
-        rows = [("copies of Adam's state", "copies"), ("parts of Adam's state", "sharded")]
         stack = "tiny" if tiny else "stack"
-        return [FitContestant(part, name, way, stack, processes) for name, way in rows]
+        copies = FitContestant(part, "copies of Adam's state", "copies", stack, processes)
+        parts = FitContestant(part, "parts of Adam's state", "sharded", stack, processes)
+        rounded = dataclasses.replace(parts, name="parts, weights as bf16", wire="bf16")
+        return [copies, parts, rounded]
     if part == "rules":
         return [FitContestant(part, rule, part, wide, processes, rule=rule) for rule in rules]
     rows = [("without exchange", "apart"), ("ScaleStrategy", "scale"), ("exchange alone", "sums")]

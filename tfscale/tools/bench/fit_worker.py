@@ -301,8 +301,11 @@ def _by_rule(contestant: FitContestant) -> Any:
 
 
 def _of_adam(contestant: FitContestant) -> Any:
-    shard = "optimizer" if contestant.way == "sharded" else None
-    return ScaleStrategy("ring", shard=shard, deadline=DEADLINE, backend="engine")
+    sharded = contestant.way == "sharded"
+    shard, wire = ("optimizer", contestant.wire) if sharded else (None, None)
+    return ScaleStrategy(
+        "ring", shard=shard, weights_wire=wire, deadline=DEADLINE, backend="engine"
+    )
 
 
 def _planned(contestant: FitContestant) -> Any:
