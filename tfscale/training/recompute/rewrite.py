@@ -21,7 +21,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.graphs import another, replace_input
+from tfscale.bridge.graphs import another, may_be_shaped, replace_input, shaped_like
 from tfscale.training.recompute.gate import behind, make_gate, use
 from tfscale.training.recompute.late import positions
 from tfscale.training.recompute.traced_step import (
@@ -137,6 +137,7 @@ class _Copies:
         self._again = users.again
         self._gate = gate
         self._copies: dict[int, Any] = {}  # tensors, by number
+        self._open: set[int] = set()  # tensors of which copies have other unknown shapes
         self._late: dict[int, Any] = {}  # tensors from outside, delayed by the gate
 
     def make(self, all_copies: Sequence[_Copies]) -> None:
@@ -171,7 +172,7 @@ class _Copies:
         ):
             mine.set_shape(its.shape)
             if number in self._again.tensors:
-                self._copies[number] = mine
+                self._copies[number] = self._with_shape(index, number, mine)
 
     def _keep_shape(self, original: tf.Operation, inputs: list[Any]) -> None:
         """Give a copy the original's shape, instead of another unknown shape."""
@@ -180,6 +181,25 @@ class _Copies:
         if position is not None and not result.shape.is_fully_defined():
             with tf.device(original.device or None):
                 inputs[position] = tf.shape(result, inputs[position].dtype, _name(original))
+
+    def _with_shape(self, index: int, number: int, copy: Any) -> Any:
+        """Let TensorFlow know that a copy has the original's shape.
+
+        From two inputs of unknown length TensorFlow makes a result of a new unknown length, of the
+        original and of each copy another one. It fuses nothing with a result that several
+        operations use, so there an operation in between does no harm.
+        """
+        op, original = self._step.ops[index], self._operations[index]
+        if copy.shape.is_fully_defined():
+            return copy
+        unknown = [i for i in original.inputs if not _is_known(i)]
+        if len(unknown) < 2 and self._open.isdisjoint(op.inputs):
+            return copy
+        its = original.outputs[op.outputs.index(number)]
+        if len(self._step.consumers[number]) < 2 or not may_be_shaped(copy):
+            self._open.add(number)
+            return copy
+        return shaped_like(copy, its, _name(original))
 
     def _wait(self, number: int, tensor: Any) -> Any:
         """Delay a tensor by the gate, unless it may be a constant, a shape or an axis.
@@ -239,6 +259,10 @@ class _Copies:
         for position, number in enumerate(self._step.ops[index].inputs):
             if self._users.versions.for_op(index, number) == self._users.number:
                 replace_input(operation, position, self._copies[number])
+
+
+def _is_known(tensor: Any) -> bool:
+    return tensor.dtype == tf.resource or tensor.shape.is_fully_defined()
 
 
 def _another(original: tf.Operation, inputs: Sequence[Any]) -> tf.Operation:
