@@ -24,6 +24,7 @@ import tensorflow as tf
 from tfscale.bridge.graphs import another, may_be_shaped, replace_input, shaped_like
 from tfscale.training.recompute.gate import behind, make_gate, use
 from tfscale.training.recompute.late import positions
+from tfscale.training.recompute.powers import merged_powers
 from tfscale.training.recompute.traced_step import (
     ORIGINAL,
     SHAPES,
@@ -49,7 +50,7 @@ def rewrite(
         again: the operations that are computed again together, sorted by ``before``.
     """
     done = positions(step)
-    versions = Versions(again)
+    versions, merged = Versions(again), merged_powers(step)
     made: list[_Copies] = []
     for number, one in enumerate(again):
         gate = make_gate(graph, operations, step, done, one.before)
@@ -61,6 +62,9 @@ def rewrite(
             if originals.lack(tensor):
                 producer = step.producer[tensor]
                 use(operations[producer].outputs[step.ops[producer].outputs.index(tensor)])
+        for index in merged:
+            if step.ops[index].inputs[0] in versions.tensors:
+                _merge_again(operations, merged[index], operations[index].inputs[0])
 
 
 class _Users:
@@ -136,6 +140,7 @@ class _Copies:
         self._users = users
         self._again = users.again
         self._gate = gate
+        self._merged = merged_powers(step)
         self._copies: dict[int, Any] = {}  # tensors, by number
         self._open: set[int] = set()  # tensors of which copies have other unknown shapes
         self._late: dict[int, Any] = {}  # tensors from outside, delayed by the gate
@@ -167,6 +172,8 @@ class _Copies:
                 inputs.append(self._wait(number, all_copies[version]._copies[number]))
         self._keep_shape(original, inputs)
         made = _another(original, inputs)
+        if index in self._merged:
+            _merge_again(self._operations, self._merged[index], inputs[0])
         for number, mine, its in zip(
             self._step.ops[index].outputs, made.outputs, original.outputs, strict=True
         ):
@@ -259,6 +266,13 @@ class _Copies:
         for position, number in enumerate(self._step.ops[index].inputs):
             if self._users.versions.for_op(index, number) == self._users.number:
                 replace_input(operation, position, self._copies[number])
+
+
+def _merge_again(operations: Sequence[tf.Operation], merged: Sequence[int], tensor: Any) -> None:
+    """Let TensorFlow merge operations of the backward pass with one that takes this tensor."""
+    for index in merged:
+        _, *others = operations[index].inputs
+        use(_another(operations[index], [tensor, *others]).outputs[0])
 
 
 def _is_known(tensor: Any) -> bool:
