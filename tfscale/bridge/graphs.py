@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,21 +78,14 @@ def another(original: tf.Operation, inputs: Sequence[Any], name: str) -> tf.Oper
         )
 
 
-def may_be_shaped(tensor: tf.Tensor) -> bool:
-    """Return whether ``shaped_like`` can give a tensor another one's shape."""
-    known = [size for size in tensor.shape[:] if size is not None] if tensor.shape.rank else []
-    return tensor.shape.rank is not None and math.prod(known) > 1
-
-
 def shaped_like(tensor: tf.Tensor, other: tf.Tensor, name: str) -> tf.Tensor:
-    """Return a tensor, of which TensorFlow knows that it has another one's shape.
+    """Return a tensor of which TensorFlow knows that it has another one's shape.
 
-    Nothing is copied. TensorFlow believes that a reshaped tensor keeps its one unknown length if the
-    known lengths have the same product, so the tensor is flat in between.
+    TensorFlow copies nothing, since both have the same shape. A Reshape would not do: if two shapes
+    have one unknown length each, TensorFlow believes that reshaping leaves this length as it was.
     """
     with tf.device(tensor.op.device or None):
-        flat = behind(tf.reshape(tensor, [-1], name=f"{name}/flat"), f"{name}/flat")
-        shaped = tf.reshape(flat, tf.shape(other, name=f"{name}/shape"), name=name)
+        shaped = tf.broadcast_to(tensor, tf.shape(other, name=f"{name}/shape"), name=name)
     shaped.set_shape(other.shape)
     return shaped
 

@@ -9,9 +9,9 @@ def merged_powers(step: TracedStep) -> dict[int, list[int]]:
     """Return the powers of the forward pass, each with the backward pass's powers of its base.
 
     An approximate gelu computes x^3, and its gradient 3 x^2. TensorFlow makes x x^2 of the first,
-    and takes one square for both. It is called as in the backward pass. A product with a constant
-    then becomes (c x) x^2 or (c x^2) x, after the names of x and x^2. So the square must have such a
-    name wherever x^3 is computed, also where the backward pass no longer takes that x.
+    and computes one square for both, with the name of the gradient's. Then it turns c (x x^2) into
+    (c x) x^2 or (c x^2) x, after the names of x and x^2. So the square must have the gradient's
+    name wherever x^3 is computed, also where the gradient takes another version of x.
     """
     found: dict[int, list[int]] = {}
     for index in range(step.begin, step.end):

@@ -15,15 +15,16 @@ by name as before. This module puts no operation between others that might be fu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfscale.bridge.graphs import another, may_be_shaped, replace_input, shaped_like
+from tfscale.bridge.graphs import another, replace_input, shaped_like
 from tfscale.training.recompute.gate import behind, make_gate, use
 from tfscale.training.recompute.late import positions
+from tfscale.training.recompute.lengths import new_lengths
 from tfscale.training.recompute.powers import merged_powers
 from tfscale.training.recompute.traced_step import (
     ORIGINAL,
@@ -50,11 +51,13 @@ def rewrite(
         again: the operations that are computed again together, sorted by ``before``.
     """
     done = positions(step)
-    versions, merged = Versions(again), merged_powers(step)
+    versions = Versions(again)
+    same = _Same(new_lengths(step, operations), merged_powers(step))
     made: list[_Copies] = []
     for number, one in enumerate(again):
         gate = make_gate(graph, operations, step, done, one.before)
-        made.append(_Copies(graph, operations, step, _Users(step, again, versions, number), gate))
+        users = _Users(step, again, versions, number)
+        made.append(_Copies(graph, operations, step, users, gate, same))
         made[-1].make(made)
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
         originals = _Users(step, again, versions, ORIGINAL)
@@ -62,9 +65,21 @@ def rewrite(
             if originals.lack(tensor):
                 producer = step.producer[tensor]
                 use(operations[producer].outputs[step.ops[producer].outputs.index(tensor)])
-        for index in merged:
+        for index, equal in same.powers.items():
             if step.ops[index].inputs[0] in versions.tensors:
-                _merge_again(operations, merged[index], operations[index].inputs[0])
+                _raise_again(operations, equal, operations[index].inputs[0])
+
+
+class _Same(NamedTuple):
+    """What TensorFlow must know about copies as about their originals.
+
+    Args:
+        shapes: tensors whose copies get the original's shape.
+        powers: operations of the forward pass, with the powers that TensorFlow merges with them.
+    """
+
+    shapes: frozenset[int]
+    powers: Mapping[int, Sequence[int]]
 
 
 class _Users:
@@ -133,6 +148,7 @@ class _Copies:
         step: TracedStep,
         users: _Users,
         gate: tf.Operation,
+        same: _Same,
     ) -> None:
         self._graph = graph
         self._operations = operations
@@ -140,9 +156,8 @@ class _Copies:
         self._users = users
         self._again = users.again
         self._gate = gate
-        self._merged = merged_powers(step)
+        self._same = same
         self._copies: dict[int, Any] = {}  # tensors, by number
-        self._open: set[int] = set()  # tensors of which copies have other unknown shapes
         self._late: dict[int, Any] = {}  # tensors from outside, delayed by the gate
 
     def make(self, all_copies: Sequence[_Copies]) -> None:
@@ -172,14 +187,16 @@ class _Copies:
                 inputs.append(self._wait(number, all_copies[version]._copies[number]))
         self._keep_shape(original, inputs)
         made = _another(original, inputs)
-        if index in self._merged:
-            _merge_again(self._operations, self._merged[index], inputs[0])
+        if index in self._same.powers:
+            _raise_again(self._operations, self._same.powers[index], inputs[0])
         for number, mine, its in zip(
             self._step.ops[index].outputs, made.outputs, original.outputs, strict=True
         ):
             mine.set_shape(its.shape)
             if number in self._again.tensors:
-                self._copies[number] = self._with_shape(index, number, mine)
+                self._copies[number] = (
+                    shaped_like(mine, its, _name(original)) if number in self._same.shapes else mine
+                )
 
     def _keep_shape(self, original: tf.Operation, inputs: list[Any]) -> None:
         """Give a copy the original's shape, instead of another unknown shape."""
@@ -188,25 +205,6 @@ class _Copies:
         if position is not None and not result.shape.is_fully_defined():
             with tf.device(original.device or None):
                 inputs[position] = tf.shape(result, inputs[position].dtype, _name(original))
-
-    def _with_shape(self, index: int, number: int, copy: Any) -> Any:
-        """Let TensorFlow know that a copy has the original's shape.
-
-        From two inputs of unknown length TensorFlow makes a result of a new unknown length, of the
-        original and of each copy another one. It fuses nothing with a result that several
-        operations use, so there an operation in between does no harm.
-        """
-        op, original = self._step.ops[index], self._operations[index]
-        if copy.shape.is_fully_defined():
-            return copy
-        unknown = [i for i in original.inputs if not _is_known(i)]
-        if len(unknown) < 2 and self._open.isdisjoint(op.inputs):
-            return copy
-        its = original.outputs[op.outputs.index(number)]
-        if len(self._step.consumers[number]) < 2 or not may_be_shaped(copy):
-            self._open.add(number)
-            return copy
-        return shaped_like(copy, its, _name(original))
 
     def _wait(self, number: int, tensor: Any) -> Any:
         """Delay a tensor by the gate, unless it may be a constant, a shape or an axis.
@@ -268,15 +266,11 @@ class _Copies:
                 replace_input(operation, position, self._copies[number])
 
 
-def _merge_again(operations: Sequence[tf.Operation], merged: Sequence[int], tensor: Any) -> None:
-    """Let TensorFlow merge operations of the backward pass with one that takes this tensor."""
-    for index in merged:
-        _, *others = operations[index].inputs
-        use(_another(operations[index], [tensor, *others]).outputs[0])
-
-
-def _is_known(tensor: Any) -> bool:
-    return tensor.dtype == tf.resource or tensor.shape.is_fully_defined()
+def _raise_again(operations: Sequence[tf.Operation], powers: Sequence[int], base: Any) -> None:
+    """Compute powers of the backward pass of this base, too, if TensorFlow merges them."""
+    for index in powers:
+        _, exponent = operations[index].inputs
+        use(_another(operations[index], [base, exponent]).outputs[0])
 
 
 def _another(original: tf.Operation, inputs: Sequence[Any]) -> tf.Operation:
