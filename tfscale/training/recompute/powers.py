@@ -15,15 +15,17 @@ def merged_powers(step: TracedStep) -> dict[int, list[int]]:
     """
     found: dict[int, list[int]] = {}
     for index in range(step.begin, step.end):
-        if step.ops[index].kind == "Pow":
-            base = step.ops[index].inputs[0]
-            later = [user for user in step.consumers[base] if user >= step.end]
-            powers = [user for user in later if _is_power(step, user, base)]
+        base = _base(step, index)
+        if base is not None:
+            later = (user for user in step.consumers[base] if user >= step.end)
+            powers = [user for user in later if _base(step, user) == base]
             if powers:
                 found[index] = powers
     return found
 
 
-def _is_power(step: TracedStep, index: int, base: int) -> bool:
+def _base(step: TracedStep, index: int) -> int | None:
+    """Return the tensor of which an operation computes a power with a constant exponent."""
     op = step.ops[index]
-    return op.kind == "Pow" and op.inputs[0] == base and op.inputs[1] in step.constant
+    is_power = op.kind == "Pow" and op.inputs and op.inputs[1] in step.constant
+    return op.inputs[0] if is_power else None
