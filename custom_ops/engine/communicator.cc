@@ -246,7 +246,8 @@ void Communicator::GiveUp(uint32_t generation, const Status& why, std::set<int64
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!siblings && !IsWaitedFor()) {
-      if (generation == generation_ && told_.ok()) told_ = why;
+      // With nothing running, what was to fail has ended well meanwhile: it came too late.
+      if (!running_.empty() && generation == generation_ && told_.ok()) told_ = why;
       return;
     }
   }

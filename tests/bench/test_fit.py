@@ -113,9 +113,9 @@ def test_a_worker_that_fails_shows_its_last_words(tmp_path: Path) -> None:
     "part, ways",
     [
         pytest.param("one", ["none", "scale", "auto"], marks=pytest.mark.full),
-        ("devices", ["mirrored", "scale"] * 2),
+        pytest.param("devices", ["mirrored", "scale"] * 2, marks=pytest.mark.full),
         ("workers", ["stock", "scale", "tensorflow"]),
-        ("overlap", ["apart", "scale", "sums"]),
+        pytest.param("overlap", ["apart", "scale", "sums"], marks=pytest.mark.full),
     ],
 )
 def test_every_part_measures(part: str, ways: list[str], tmp_path: Path) -> None:

@@ -33,15 +33,22 @@ def test_a_report_says_what_forecasts_are_worth() -> None:
     )
 
 
+OF_PARTS = {
+    "schedules": {"ring fp32"},
+    "layouts": {
+        "data 2", "data 2, ZeRO-2", "data 2, ZeRO-3",
+        "data 1, stages 2, 1f1b, 2 microbatches", "data 1, stages 2, 1f1b, 4 microbatches",
+    },
+}  # fmt: skip
+
+
 @pytest.mark.slow
-def test_it_measures(tmp_path, capsys) -> None:
+@pytest.mark.parametrize("part", ["schedules", pytest.param("layouts", marks=pytest.mark.full)])
+def test_it_measures(part, tmp_path, capsys) -> None:
     file = tmp_path / "plan.json"
     words = ["--tiny", "--rounds", "2", "--steps", "2", "--algorithms", "ring", "--wires", "fp32"]
-    assert plan.main([*words, "--json", str(file)]) == 0
+    assert plan.main([*words, "--parts", part, "--json", str(file)]) == 0
     rows = json.loads(file.read_text())["rows"]
-    assert {row["name"] for row in rows} >= {
-        "ring fp32", "data 2", "data 2, ZeRO-2", "data 2, ZeRO-3",
-        "data 1, stages 2, 1f1b, 2 microbatches", "data 1, stages 2, 1f1b, 4 microbatches",
-    }  # fmt: skip
+    assert {row["name"] for row in rows} >= OF_PARTS[part]
     assert all(row["measured"] > 0 and row["forecast"] > 0 for row in rows)
     assert "error of a step: median" in capsys.readouterr().out

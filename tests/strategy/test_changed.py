@@ -91,16 +91,22 @@ def in_a_function(model, data, tape, loss):
     model.descend(1, clipped[2:])
 
 
-def trained(step, strategy=None, optimizer=lambda: keras.optimizers.SGD(0.1)):
+def trained(
+    step,
+    strategy=None,
+    optimizer=lambda: keras.optimizers.SGD(0.1),
+    kind=Model,
+    returns_norms=False,
+):
     draw = np.random.default_rng(0)
     x, y = draw.standard_normal((50, 12)).astype("f4"), draw.integers(0, 5, 50)
     keras.utils.set_random_seed(1)
     with strategy.scope() if strategy else contextlib.nullcontext():
-        model = Model(step)
+        model = kind(step)
         model(x[:2])
         model.compile(optimizer(), keras.optimizers.Adam(0.01))
-    model.fit(x, y, 16, 2, shuffle=False, verbose=0)
-    return model.get_weights()
+    history = model.fit(x, y, 16, 2, shuffle=False, verbose=0).history
+    return history["norm"] if returns_norms else model.get_weights()
 
 
 def replicas(number=2, **settings):
@@ -136,3 +142,174 @@ def test_steps_that_change_gradients_train_as_one_device(step, shard):
 def test_a_step_that_changes_gradients_beside_measured_curvature_is_named(caplog):
     trained(clip_both, replicas(), lambda: AdaHessian(0.01))
     assert "changes gradients before an optimizer gets them that measures curvature" in caplog.text
+
+
+def clip_each_sample(model, data, tape, loss):
+    every = weights_of(model)
+
+    def clipped(row):
+        x, y = row
+        with tf.GradientTape() as inner:
+            outputs = model(x[tf.newaxis], training=True)
+            found = keras.losses.sparse_categorical_crossentropy(y[tf.newaxis], outputs)[0]
+        return tf.clip_by_global_norm(inner.gradient(found, every), 0.05)[0]
+
+    kinds = [tf.TensorSpec(v.shape, v.dtype) for v in every]
+    means = [tf.reduce_mean(g, 0) for g in tf.map_fn(clipped, data, fn_output_signature=kinds)]
+    model.descend(0, means[:2])
+    model.descend(1, means[2:])
+
+
+def test_gradients_of_single_rows_stay_as_they_are_or_are_refused():
+    expected = trained(clip_each_sample)
+    for one, other in zip(trained(clip_each_sample, replicas()), expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6, rtol=0)
+    with pytest.raises(ValueError, match="gradients of single rows"):
+        trained(clip_each_sample, replicas(shard="all"))
+
+
+class Noting(Model):
+    """A model that logs the norm of its gradients, and changes nothing."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(data)
+        gradients = tape.gradient(loss, weights_of(self))
+        norm = tf.linalg.global_norm(gradients)
+        self.descend(0, gradients[:2])
+        self.descend(1, gradients[2:])
+        return {"loss": loss, "norm": norm}
+
+
+class NotingOwnSums(Noting):
+    """A model that sums, for the norm, gradients over replicas by itself."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.loss_function(data[1], self(data[0], training=True)))
+        gradients = tape.gradient(loss, weights_of(self))
+        self.descend(0, gradients[:2])
+        self.descend(1, gradients[2:])
+        sums = tf.distribute.get_replica_context().all_reduce("SUM", gradients)
+        return {"loss": loss, "norm": tf.linalg.global_norm(sums)}
+
+    @staticmethod
+    def loss_function(y, outputs):
+        return keras.losses.sparse_categorical_crossentropy(y, outputs, from_logits=True)
+
+
+def test_a_step_may_sum_gradients_by_itself():
+    found = trained(None, replicas(), returns_norms=True, kind=NotingOwnSums)
+    expected = trained(None, returns_norms=True, kind=Noting)
+    # Of two means over halves of a batch, the sum is twice the mean over the batch.
+    np.testing.assert_allclose(found, 2 * np.asarray(expected), rtol=1e-5)
+
+
+def test_a_norm_in_the_logs_is_that_of_the_whole_batch():
+    expected, found = (
+        trained(None, each, returns_norms=True, kind=Noting) for each in (None, replicas(3))
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+# ------------------------------------------------------------------------ custom loops
+
+ROWS = 16
+
+
+def slopes(model, rows):
+    x, y = rows
+    with tf.GradientTape() as tape:
+        losses = keras.losses.sparse_categorical_crossentropy(y, model(x), from_logits=True)
+        loss = tf.reduce_sum(losses) / ROWS
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def loop_clips(model, optimizer, data):
+    clipped, _ = tf.clip_by_global_norm(slopes(model, data), 0.05)
+    optimizer.apply_gradients(zip(clipped, model.trainable_variables, strict=True))
+
+
+def loop_decays(model, optimizer, data):
+    every = model.trainable_variables
+    optimizer.apply([g + 0.1 * w for g, w in zip(slopes(model, data), every, strict=True)], every)
+
+
+def loop_has_no_optimizer(model, optimizer, data):
+    for weight, gradient in zip(model.trainable_variables, slopes(model, data), strict=True):
+        weight.assign_sub(0.1 * gradient)
+
+
+def loop_adds_microbatches(model, optimizer, data):
+    parts = [slopes(model, [tensor[k::2] for tensor in data]) for k in range(2)]
+    optimizer.apply([(a + b) / 2 for a, b in zip(*parts, strict=True)], model.trainable_variables)
+
+
+def loop_clips_microbatches(model, optimizer, data):
+    parts = [slopes(model, [tensor[k::2] for tensor in data]) for k in range(2)]
+    clipped, _ = tf.clip_by_global_norm([a + b for a, b in zip(*parts, strict=True)], 0.05)
+    optimizer.apply(clipped, model.trainable_variables)
+
+
+def looped(step, strategy=None, passes_function=False):
+    draw = np.random.default_rng(0)
+    x, y = draw.standard_normal((48, 12)).astype("f4"), draw.integers(0, 5, 48)
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(ROWS)
+    keras.utils.set_random_seed(1)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = keras.Sequential([keras.Input((12,)), layers.Dense(8, "relu"), layers.Dense(5)])
+        optimizer = keras.optimizers.Adam(0.01)
+        optimizer.build(model.trainable_variables)
+
+    def of_replica(*data):
+        step(model, optimizer, data)
+
+    run = tf.function(of_replica)
+    if strategy:
+        batches = strategy.experimental_distribute_dataset(batches)
+        of_all = run if passes_function else of_replica
+
+        def run(*data):
+            strategy.run(of_all, data)
+
+        run = run if passes_function else tf.function(run)
+    for data in batches:
+        run(*data)
+    return model.get_weights()
+
+
+LOOPS = [loop_clips, loop_decays, loop_has_no_optimizer, loop_clips_microbatches]
+
+
+@pytest.mark.parametrize(
+    ("step", "shard", "passes_function"),
+    [
+        *((step, None, False) for step in [*LOOPS, loop_adds_microbatches]),
+        (loop_clips, "all", False),
+        (loop_clips, None, True),
+        *(pytest.param(step, "optimizer", False, marks=pytest.mark.full) for step in LOOPS),
+        *(pytest.param(step, "all", False, marks=pytest.mark.full) for step in LOOPS[1:]),
+    ],
+)
+def test_custom_loops_that_change_gradients_train_as_one_device(step, shard, passes_function):
+    expected, strategy = looped(step), replicas(2, shard=shard)
+    found = looped(step, strategy, passes_function)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6, rtol=0)
+
+
+def all_reduces_of(step):
+    found = []
+
+    def noting(*arguments):
+        step(*arguments)
+        operations = tf.compat.v1.get_default_graph().get_operations()
+        found.append([op.type for op in operations].count("TfscaleAllReduce"))
+
+    looped(noting, replicas(2))
+    return max(found) // 2  # each replica makes one
+
+
+def test_one_sum_serves_all_microbatches_that_are_only_added():
+    assert all_reduces_of(loop_adds_microbatches) == 1
+    assert all_reduces_of(loop_clips_microbatches) > 1

@@ -49,6 +49,17 @@ def is_in_a_loop_of_a_replica() -> bool:
     return False
 
 
+def is_for_each_row() -> bool:
+    """Whether this is traced for each row of something: in a loop, or in ``tf.vectorized_map``.
+
+    A jacobian is such a map, which TensorFlow traces once in a scope of this name.
+    """
+    if tf.executing_eagerly():
+        return False
+    scopes = tf.compat.v1.get_default_graph().get_name_scope().split("/")
+    return "loop_body" in scopes or is_in_a_loop_of_a_replica()
+
+
 def goes_back() -> bool:
     """Whether TensorFlow is making gradients, and asks for those of a sum over replicas."""
     return any(called_by(name, levels=14) for name in _MAKE_GRADIENTS)

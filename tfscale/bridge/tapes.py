@@ -19,16 +19,18 @@ Result = Callable[[list[Any], list[Any]], list[Any]]
 
 
 def gradients_changed(
-    target: Target, result: Result | None = None
+    target: Target | None = None, result: Result | None = None, in_thread: bool = True
 ) -> contextlib.AbstractContextManager[None]:
-    """Let tapes of this thread differentiate another target, and give other results, in a block.
+    """Let tapes differentiate another target, and give other results, in a block.
 
     Args:
-        target: function of a target and the sources that returns what is differentiated. A target
-            whose gradient another tape records stays as it is, as for a gradient penalty.
+        target: function of a target and the sources that returns what is differentiated; None
+            for the target itself. A target whose gradient another tape records stays as it is, as
+            for a gradient penalty.
         result: function of all gradients and their sources that returns other gradients.
+        in_thread: whether only tapes of this thread do so.
     """
-    return TAPE_GRADIENT.on(tf.GradientTape, _Changed(target, result), in_thread=True)
+    return TAPE_GRADIENT.on(tf.GradientTape, _Changed(target, result), in_thread)
 
 
 def after_backward_passes(
@@ -54,7 +56,7 @@ def after_backward_passes(
 class _Changed:
     """A replacement of ``tf.GradientTape.gradient`` for one thread."""
 
-    def __init__(self, target: Target, result: Result | None) -> None:
+    def __init__(self, target: Target | None, result: Result | None) -> None:
         self._change, self._result = target, result
         self._is_changing = False  # tapes that compute the new target are left alone
 
@@ -68,11 +70,12 @@ class _Changed:
         **kwargs: Any,
     ) -> Any:
         used = tape._tape is None
-        if not (self._is_changing or used or _is_recorded_by_another(tape)):
+        change = None if self._is_changing or used else self._change
+        if change is not None and not _is_recorded_by_another(tape):
             self._is_changing = True
             try:
                 with _recording(tape):  # the tape must see how the target is changed
-                    target = self._change(_times(target, output_gradients), sources)
+                    target = change(_times(target, output_gradients), sources)
             finally:
                 self._is_changing = False
             output_gradients = None

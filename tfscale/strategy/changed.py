@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.graphs import replace_input
+from tfscale.bridge.graphs import another, number_of, replace_input
 from tfscale.bridge.objects import is_variable, native
 from tfscale.exchange import dataflow
 
@@ -27,6 +27,13 @@ from tfscale.exchange import dataflow
 Sum = Callable[[list[Any], list[Any], Any], list[Any]]
 
 _COLLECTIVES = ("Tfscale", "Collective")  # how types of operations begin
+
+# Operations whose result is a sum of their inputs, and those that may multiply one by a constant.
+_ADDITIONS = ("Add", "AddN", "AddV2", "Identity", "Neg", "Sub")
+_MULTIPLICATIONS = ("Mul", "RealDiv")
+
+# Number of tensors after which a sum of gradients is taken for a change of another kind.
+_SIMPLE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +66,7 @@ class Gradients:
     def __init__(self, total: Sum | None = None) -> None:
         self._total = total
         self._given: list[list[Shown]] = []  # by a tape at once
-        self._summed: set[int] = set()  # places in that list
+        self._summed: set[int] = set()  # ids of those that the step sees as sums
         self._by_tensor: dict[Any, Shown] = {}
         self._bits: dict[tf.Operation, int] = {}  # a cache
 
@@ -80,22 +87,62 @@ class Gradients:
     def computed(self, grads: Sequence[Any]) -> list[Any]:
         """Return what tapes have computed in place of what the step has seen; None stays None.
 
-        What the step has seen may become a sum, now or later, for another optimizer.
+        What the step has seen may become a sum, now or later, for another optimizer. A sum of what
+        it has seen, as over microbatches, is made again of what tapes have computed.
         """
+        made: dict[Any, tf.Tensor] = {}
 
         def computed(gradient: Any) -> Any:
             first = None if gradient is None else _tensors(gradient)[0]
-            shown = self._by_tensor.get(first.ref()) if isinstance(first, tf.Tensor) else None
-            return gradient if shown is None else shown.computed
+            if not isinstance(first, tf.Tensor) or not hasattr(first, "graph"):
+                return gradient
+            if first.ref() in self._by_tensor:
+                return self._by_tensor[first.ref()].computed
+            order = self._sum_behind(gradient)
+            for x in order or ():
+                inputs = [self._of_tape(y, made) for y in x.op.inputs]
+                made[x.ref()] = another(x.op, inputs, f"{x.op.name}/own").outputs[0]
+            return made[first.ref()] if order else gradient
 
         return [computed(gradient) for gradient in grads]
+
+    def _of_tape(self, x: tf.Tensor, made: dict[Any, tf.Tensor]) -> Any:
+        shown = self._by_tensor.get(x.ref())
+        return made.get(x.ref(), x) if shown is None else shown.computed
+
+    def _sum_behind(self, value: Any) -> list[tf.Tensor] | None:
+        """Return all tensors between gradients of tapes and a sum of these, inputs first.
+
+        Each gradient may be multiplied by a constant. The sum over replicas of such a sum is the
+        sum of the sums, so that one of them is enough. None is returned for all other values.
+        """
+        between: dict[Any, tf.Tensor] = {}
+        waiting = [value]
+        while waiting:
+            x = waiting.pop()
+            if isinstance(x, tf.IndexedSlices) or len(between) > _SIMPLE:
+                return None
+            if (shown := self._by_tensor.get(x.ref())) is not None:
+                if isinstance(shown.computed, tf.IndexedSlices):
+                    return None
+                continue
+            terms = _terms(x.op)
+            if not terms:
+                return None
+            between[x.ref()] = x
+            waiting += [y for y in terms if y.ref() not in between]
+        return sorted(between.values(), key=lambda x: number_of(x.op))
 
     def are_changed(self, values: Sequence[Any]) -> bool:
         """Return whether the step has computed any of these values from gradients of its tapes."""
         if not self._by_tensor or tf.executing_eagerly():
             return False
         shown = {tensor.op for one in self._by_tensor.values() for tensor in one.tensors}
-        others = [tensor for tensor in _traced(values) if tensor.op not in shown]
+        others = [
+            tensor
+            for tensor in _traced(values)
+            if tensor.op not in shown and self._sum_behind(tensor) is None
+        ]
         found = dataflow.gathered(others, lambda op: op in shown, self._bits)
         changed = [tensor for tensor, is_changed in zip(others, found, strict=True) if is_changed]
         leaves = dataflow.leaves(changed, self._by_tensor)
@@ -118,15 +165,33 @@ class Gradients:
         assert self._total is not None
         leaves = dataflow.leaves(_traced(values), self._by_tensor)
         behind = {id(self._by_tensor[x.ref()]) for x in leaves if x.ref() in self._by_tensor}
-        for place, given in enumerate(self._given):
-            if place in self._summed or behind.isdisjoint(map(id, given)):
+        for given in self._given:
+            if behind.isdisjoint(map(id, given)):
                 continue
-            weights = [one.weight for one in given]
-            sums = self._total([one.computed for one in given], weights, optimizer)
-            for one, new in zip(given, sums, strict=True):
-                one.becomes(new)
-            self._summed.add(place)
+            own = [one for one in given if id(one) not in self._summed]
+            weights = [one.weight for one in own]
+            sums = self._total([one.computed for one in own], weights, optimizer) if own else []
+            for one, new in zip(own, sums, strict=True):
+                self._show_sum(one, new)
         return all(x.ref() in self._by_tensor or self._is_steady(x) for x in leaves)
+
+    def show_sums(self, grads: Sequence[Any], sums: Sequence[Any]) -> None:
+        """Let the step see sums over all replicas of gradients that an optimizer gets.
+
+        So what the step computes from gradients beside, such as a norm for its logs, is that of the
+        whole batch.
+        """
+        for gradient, total in zip(grads, sums, strict=True):
+            first = None if gradient is None else _tensors(gradient)[0]
+            one = self._by_tensor.get(first.ref()) if isinstance(first, tf.Tensor) else None
+            if one is None or id(one) in self._summed:
+                continue
+            if len(_tensors(total)) == len(one.tensors):
+                self._show_sum(one, total)
+
+    def _show_sum(self, one: Shown, total: Any) -> None:
+        one.becomes(total)
+        self._summed.add(id(one))
 
     def _is_steady(self, x: tf.Tensor) -> bool:
         """Return whether a tensor is a constant, or a weight that tapes have differentiated by."""
@@ -141,6 +206,18 @@ def mean_of_all(grads: Sequence[Any]) -> list[Any]:
     dense = [tf.convert_to_tensor(g) for g in grads if g is not None]
     means = iter(tf.distribute.get_replica_context().all_reduce("MEAN", dense))
     return [None if g is None else next(means) for g in grads]
+
+
+def _terms(op: tf.Operation) -> list[tf.Tensor]:
+    """Return what an operation adds up, or multiplies by a constant; nothing for all others."""
+    inputs = list(op.inputs)
+    if op.type in _ADDITIONS:
+        return inputs
+    if op.type not in _MULTIPLICATIONS:
+        return []
+    others = [x for x in inputs if x.op.type != "Const"]
+    divides_a_constant = op.type == "RealDiv" and inputs[0].op.type == "Const"
+    return others if len(others) == 1 and not divides_a_constant else []
 
 
 def _traced(grads: Sequence[Any]) -> list[tf.Tensor]:

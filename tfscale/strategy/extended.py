@@ -269,7 +269,8 @@ class Extended(ExtendedOfWorkers):
                 found = [_divided(x, holders) for x in found]
             return found
 
-        own = tf.nest.flatten(value)
+        # The user's step may sum gradients that it sees as sums already.
+        own = step.gradients.computed(tf.nest.flatten(value))
         combine = functools.partial(step.together, self.team, reduced)
         clock = self.clock
         flat = combine(own) if clock is None else clock.leave_out(combine, own)

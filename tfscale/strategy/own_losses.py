@@ -29,6 +29,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.bridge.calls import is_for_each_row
 from tfscale.bridge.losses import name_of_called
 from tfscale.bridge.objects import is_variable
 from tfscale.bridge.protocols import Model
@@ -47,6 +48,12 @@ from tfscale.strategy.terms import (
     UNSEEN,
     Term,
     terms_of,
+)
+
+_OF_ROWS = (
+    "a tape in a loop of TensorFlow, in tf.vectorized_map or in a jacobian computes gradients of "
+    "single rows, and with shard='all' the backward pass sums gradients over replicas. Take "
+    "shard='optimizer', or let one tape differentiate the loss of all rows"
 )
 
 CHOICES = ("mean", "sum", "scaled")
@@ -186,6 +193,8 @@ def _seen(term: Term) -> Term:
 
 
 def _as_target(loss: tf.Tensor) -> tf.Tensor:
+    if this_step().sums_in_backward_pass and is_for_each_row():
+        raise ValueError(_OF_ROWS)
     total, choice = tf.reduce_sum(loss), _choice()
     found, this_step().losses.are_read = terms_of(total), True
     kinds = {term.kind for term in found} - {STOPPED}

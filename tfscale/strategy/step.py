@@ -64,6 +64,8 @@ class Step:
         model: the model whose step runs; None in a custom training loop.
         is_own: whether the model's class has a step or a loss of its own, so that losses may be of
             any kind.
+        sees_gradients: whether the step is the user's, in ``fit`` or in a custom loop: it gets
+            gradients from its tapes and may change them.
         rows: numbers of rows that this replica and the others hold of the global batch.
         share: this replica's share of the rows, which ``num_replicas_in_sync`` returns.
         graph: what the tensors of the step depend on.
@@ -95,6 +97,7 @@ class Step:
 
     model: Any = None
     is_own: bool = False
+    sees_gradients: bool = False
 
     rows: Rows | None = None
     share: Share | None = None
@@ -314,6 +317,11 @@ def during(step: Step) -> Iterator[Step]:
         yield step
     finally:
         _thread.step = before
+
+
+def begin_in_this_thread(step: Step) -> None:
+    """Make ``step`` the step of this thread until the thread ends."""
+    _thread.step = step
 
 
 def on_a_replica() -> bool:

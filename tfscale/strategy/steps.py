@@ -57,7 +57,14 @@ from tfscale.strategy.grid.parts import Copies
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.rows import shared_out
 from tfscale.strategy.share import Share
-from tfscale.strategy.step import Losses, Step, during, on_a_replica, this_step
+from tfscale.strategy.step import (
+    Losses,
+    Step,
+    begin_in_this_thread,
+    during,
+    on_a_replica,
+    this_step,
+)
 from tfscale.strategy.step_graph import StepGraph
 
 
@@ -93,6 +100,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
         begun = Step(
             model=model,
             is_own=step.is_own,
+            sees_gradients=step.is_own,
             losses=Losses(results={}),
             whole_weights=parts.whole_weights(),
             gradients=changed.Gradients(functools.partial(_sum_of_own, strategy)),
@@ -143,6 +151,24 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
             return result
 
     return made
+
+
+def loop_steps(strategy: Strategy) -> contextlib.AbstractContextManager[None]:
+    """Let steps of a custom loop see gradients as steps in ``fit`` do, within this context.
+
+    Each replica makes such a step in a thread of its own, which ends with the step.
+    """
+
+    def shown(grads: list[Any], sources: list[Any]) -> list[Any]:
+        if not on_a_replica():
+            return grads
+        if not this_step().sees_gradients:
+            sums = changed.Gradients(functools.partial(_sum_of_own, strategy))
+            begin_in_this_thread(Step(sees_gradients=True, gradients=sums))
+        whole: list[Any] = strategy.parts.whole_gradients(grads, sources)
+        return whole
+
+    return gradients_changed(result=shown, in_thread=False)
 
 
 def _measuring(
@@ -267,11 +293,12 @@ def _apply(
         if not measures_curvature(innermost(optimizer)):
             return _apply_changed_sums(strategy, original, optimizer, list(grads), variables)
         inexact.warn_of_changed_gradients(step.model)
-    grads = _computed(strategy, optimizer, step.gradients.computed(grads), variables)
+    seen = list(grads)
+    grads = _computed(strategy, optimizer, step.gradients.computed(seen), variables)
     if strategy.sync.bound and not step.is_of_all:
         return strategy.rounds.of(step.model).sum_late(grads, variables)
     parts = strategy.parts
-    if step.is_own:
+    if step.sees_gradients:
         grads = parts.own_parts(grads, variables)
     grads = parts.begin_update(optimizer, grads, variables)
     if is_sharded:
@@ -283,6 +310,8 @@ def _apply(
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
     elif reduce is not None:
         grads = reduce(grads, variables, scale=gradients.scale_of_losses(optimizer))
+        if step.is_of_all and parts.have_whole_sums:
+            step.gradients.show_sums(seen, grads)
     _go_on(strategy, grads)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     sums = Sums(grads, curvature, window)
@@ -338,7 +367,7 @@ def _sum_of_own(
     parts, left = strategy.parts, dict(enumerate(weights))
     own = parts.own_parts(_weighted(strategy, grads, weights), weights)
     sums: dict[int, Any] = {}
-    for each in dict.fromkeys([*first, *optimizers_of(this_step().model)]):
+    for each in dict.fromkeys([*first, *_optimizers_of_step(strategy)]):
         known = [i for i, v in left.items() if gradients.is_known(each, v)]
         if not known:
             continue
@@ -353,6 +382,14 @@ def _sum_of_own(
         sums |= zip(left, rest, strict=True)
     found: list[Any] = parts.whole_sums([sums[i] for i in range(len(weights))], weights)
     return found
+
+
+def _optimizers_of_step(strategy: Strategy) -> list[Optimizer]:
+    """Return the optimizers of the step, in the same order on all replicas."""
+    model = this_step().model
+    if model is not None:
+        return list(optimizers_of(model))
+    return sorted(strategy.optimizers, key=lambda each: str(each.name))
 
 
 def _computed(

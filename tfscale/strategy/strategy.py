@@ -236,6 +236,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
                 stack.enter_context(origin.named_by_us(self, OPTIMIZERS))
                 if self.balance is not None:
                     self.balance.begin((args, kwargs))
+                if not KERAS_2:
+                    stack.enter_context(steps.loop_steps(self))
             else:
                 fn = self.parts.step(step, fn)
                 stack.enter_context(steps.exact(self, step))

@@ -42,9 +42,11 @@ class Copies:
         gradients: what is to be done with gradients beside the sum over replicas.
         of_stage: team of the replicas that hold the same stage of a model, over which its layers
             and losses are summed; None if replicas hold whole models.
+        have_whole_sums: whether each replica gets the whole sum of each gradient.
     """
 
     of_stage: Team | None = None
+    have_whole_sums = True
 
     def __init__(self, gradients: CopyGradients | None = None) -> None:
         self.gradients = gradients or CopyGradients()
@@ -127,6 +129,8 @@ class SplitWeights(Copies):
         layers: layers that compute with parts of weights; None if all layers read whole weights.
         spread: layers that compute with slices of activations; None if no rule names an axis.
     """
+
+    have_whole_sums = False
 
     def __init__(
         self,
