@@ -84,7 +84,7 @@ def test_batches_that_differ_in_size(kind):
 
 @pytest.mark.parametrize("batch", [8, pytest.param(7, marks=pytest.mark.full)])
 def test_equal_results_of_both_passes_are_merged(batch):
-    """Which square TensorFlow keeps decides over the order of factors in an approximate gelu."""
+    """TensorFlow orders the factors of an approximate gelu by the name of the square it keeps."""
     assert_same_training(models.approximate, RandomOrder(seed=0), batch=batch)
 
 

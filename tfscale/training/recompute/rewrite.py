@@ -71,7 +71,7 @@ def rewrite(
 
 
 class _Same(NamedTuple):
-    """What TensorFlow must know about copies as about their originals.
+    """Facts that TensorFlow must know of copies as it knows them of their originals.
 
     Args:
         shapes: tensors whose copies get the original's shape.
