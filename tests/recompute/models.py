@@ -115,6 +115,42 @@ def transformer(depth=2, **attention):
     return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
 
 
+def tokens(depth=2):
+    """A transformer of words and their places."""
+    inputs = keras.Input((6,), dtype="int32")
+    x = layers.Embedding(20, 8)(inputs) + layers.Embedding(6, 8)(keras.ops.arange(6))
+    for _ in range(depth):
+        h = layers.LayerNormalization()(x)
+        x = x + layers.MultiHeadAttention(2, 4)(h, h, use_causal_mask=True)
+        h = layers.LayerNormalization()(x)
+        x = x + layers.Dense(8)(layers.Dense(16, activation="gelu")(h))
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
+    return keras.Model(inputs, layers.Dense(1)(x))
+
+
+def mixer(depth=2):
+    """Products over places and over channels in turn, each with a skip."""
+    inputs = keras.Input((6, 8))
+    x = inputs
+    for _ in range(depth):
+        h = layers.Permute((2, 1))(layers.LayerNormalization()(x))
+        h = layers.Dense(6)(layers.Dense(12, activation="gelu")(h))
+        x = x + layers.Permute((2, 1))(h)
+        h = layers.Dense(12, activation="gelu")(layers.LayerNormalization()(x))
+        x = x + layers.Dense(8)(h)
+    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
+
+
+def approximate(depth=3):
+    """An approximate gelu behind each norm: it takes powers, and so does its gradient."""
+    inputs = keras.Input((12,))
+    x = inputs
+    for _ in range(depth):
+        x = layers.LayerNormalization()(layers.Dense(16)(x))
+        x = layers.Activation(lambda x: keras.activations.gelu(x, approximate=True))(x)
+    return keras.Model(inputs, layers.Dense(1)(x))
+
+
 def shared(depth=3):
     """One layer, used again and again."""
     dense, norm = layers.Dense(8, activation="gelu"), layers.BatchNormalization()

@@ -1,5 +1,6 @@
 """Train steps that apply gradients several times, such as those of GANs."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -44,6 +45,17 @@ def test_one_backward_pass_for_two_optimizers():
 def test_two_backward_passes_through_one_forward_pass_are_refused():
     with pytest.raises(ValueError, match="Call the layers again for the second gradients"):
         train(phases.OneForwardPass, Recompute(segments="sqrt"))
+
+
+def test_a_gradient_that_computes_a_layer_again_is_refused():
+    class Remade(keras.layers.Dense):
+        def call(self, x):
+            return tf.recompute_grad(lambda x: tf.tanh(super(Remade, self).call(x)))(x)
+
+    model = keras.Sequential([keras.Input((4,)), Remade(4), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="without tf.recompute_grad: Recompute frees"):
+        model.fit(np.ones((4, 4)), np.ones((4, 1)), callbacks=[Recompute(segments="sqrt")])
 
 
 def test_a_budget_holds_for_all_phases(tmp_path, capsys):

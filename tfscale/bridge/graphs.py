@@ -78,6 +78,18 @@ def another(original: tf.Operation, inputs: Sequence[Any], name: str) -> tf.Oper
         )
 
 
+def shaped_like(tensor: tf.Tensor, other: tf.Tensor, name: str) -> tf.Tensor:
+    """Return a tensor of which TensorFlow knows that it has another one's shape.
+
+    TensorFlow copies nothing, since both have the same shape. A Reshape would not do: if two shapes
+    have one unknown length each, TensorFlow believes that reshaping leaves this length as it was.
+    """
+    with tf.device(tensor.op.device or None):
+        shaped = tf.broadcast_to(tensor, tf.shape(other, name=f"{name}/shape"), name=name)
+    shaped.set_shape(other.shape)
+    return shaped
+
+
 def number_of(operation: tf.Operation) -> int:
     """Return the number of an operation in its graph: operations that are made later have more."""
     return int(operation._id)

@@ -17,6 +17,7 @@ _ARITHMETIC = frozenset(
         "Add",
         "AddN",
         "AddV2",
+        "BroadcastTo",
         "Cast",
         "Div",
         "Exp",

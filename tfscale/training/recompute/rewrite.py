@@ -15,15 +15,17 @@ by name as before. This module puts no operation between others that might be fu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfscale.bridge.graphs import another, replace_input
+from tfscale.bridge.graphs import another, replace_input, shaped_like
 from tfscale.training.recompute.gate import behind, make_gate, use
 from tfscale.training.recompute.late import positions
+from tfscale.training.recompute.lengths import new_lengths
+from tfscale.training.recompute.powers import merged_powers
 from tfscale.training.recompute.traced_step import (
     ORIGINAL,
     SHAPES,
@@ -50,10 +52,12 @@ def rewrite(
     """
     done = positions(step)
     versions = Versions(again)
+    same = _Same(new_lengths(step, operations), merged_powers(step))
     made: list[_Copies] = []
     for number, one in enumerate(again):
         gate = make_gate(graph, operations, step, done, one.before)
-        made.append(_Copies(graph, operations, step, _Users(step, again, versions, number), gate))
+        users = _Users(step, again, versions, number)
+        made.append(_Copies(graph, operations, step, users, gate, same))
         made[-1].make(made)
     with graph.as_default(), tf.control_dependencies(None), tf.name_scope(""):
         originals = _Users(step, again, versions, ORIGINAL)
@@ -61,6 +65,21 @@ def rewrite(
             if originals.lack(tensor):
                 producer = step.producer[tensor]
                 use(operations[producer].outputs[step.ops[producer].outputs.index(tensor)])
+        for index, equal in same.powers.items():
+            if step.ops[index].inputs[0] in versions.tensors:
+                _raise_again(operations, equal, operations[index].inputs[0])
+
+
+class _Same(NamedTuple):
+    """Facts that TensorFlow must know of copies as it knows them of their originals.
+
+    Args:
+        shapes: tensors whose copies get the original's shape.
+        powers: operations of the forward pass, with the powers that TensorFlow merges with them.
+    """
+
+    shapes: frozenset[int]
+    powers: Mapping[int, Sequence[int]]
 
 
 class _Users:
@@ -129,6 +148,7 @@ class _Copies:
         step: TracedStep,
         users: _Users,
         gate: tf.Operation,
+        same: _Same,
     ) -> None:
         self._graph = graph
         self._operations = operations
@@ -136,6 +156,7 @@ class _Copies:
         self._users = users
         self._again = users.again
         self._gate = gate
+        self._same = same
         self._copies: dict[int, Any] = {}  # tensors, by number
         self._late: dict[int, Any] = {}  # tensors from outside, delayed by the gate
 
@@ -166,12 +187,16 @@ class _Copies:
                 inputs.append(self._wait(number, all_copies[version]._copies[number]))
         self._keep_shape(original, inputs)
         made = _another(original, inputs)
+        if index in self._same.powers:
+            _raise_again(self._operations, self._same.powers[index], inputs[0])
         for number, mine, its in zip(
             self._step.ops[index].outputs, made.outputs, original.outputs, strict=True
         ):
             mine.set_shape(its.shape)
             if number in self._again.tensors:
-                self._copies[number] = mine
+                self._copies[number] = (
+                    shaped_like(mine, its, _name(original)) if number in self._same.shapes else mine
+                )
 
     def _keep_shape(self, original: tf.Operation, inputs: list[Any]) -> None:
         """Give a copy the original's shape, instead of another unknown shape."""
@@ -239,6 +264,13 @@ class _Copies:
         for position, number in enumerate(self._step.ops[index].inputs):
             if self._users.versions.for_op(index, number) == self._users.number:
                 replace_input(operation, position, self._copies[number])
+
+
+def _raise_again(operations: Sequence[tf.Operation], powers: Sequence[int], base: Any) -> None:
+    """Compute powers of the backward pass of this base, too, if TensorFlow merges them."""
+    for index in powers:
+        _, exponent = operations[index].inputs
+        use(_another(operations[index], [base, exponent]).outputs[0])
 
 
 def _another(original: tf.Operation, inputs: Sequence[Any]) -> tf.Operation:

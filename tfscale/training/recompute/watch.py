@@ -78,6 +78,7 @@ class _Now(threading.local):
         done: the forward pass of the phase before, whose gradients were applied.
         gradients: what tapes returned in this phase, and the variable of each.
         called: whether a layer was called since a tape last computed gradients of variables.
+        differentiates: whether a tape is computing gradients.
     """
 
     def __init__(self) -> None:
@@ -85,6 +86,7 @@ class _Now(threading.local):
         self.running: Forward | None = None
         self.graph: tf.Graph | None = None
         self.hooks: list[ActiveHook] = []
+        self.differentiates = False
         self.begin()
 
     def begin(self) -> None:
@@ -203,9 +205,20 @@ class Watch:
     def _gradient(
         self, gradient: Any, tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        result = gradient(tape, target, sources, *args, **kwargs)
+        inner, self._now.differentiates = self._now.differentiates, True
+        try:
+            result = gradient(tape, target, sources, *args, **kwargs)
+        finally:
+            self._now.differentiates = inner
         pairs = zip(tf.nest.flatten(sources), tf.nest.flatten(result))
         found = [pair for pair in pairs if isinstance(pair[0], (keras.Variable, tf.Variable))]
+        if found and inner:
+            raise ValueError(
+                f"{self._model.name} has a gradient that computes gradients of variables with a "
+                "tape of its own, as that of tf.recompute_grad does. Recompute cannot follow such "
+                "a gradient. Call the function without tf.recompute_grad: Recompute frees its "
+                "results, too, and computes them again"
+            )
         if found and not self._now.called:
             raise ValueError(
                 f"{type(self._model).__name__}.train_step computes gradients twice without a "
