@@ -79,6 +79,18 @@ def again_where_gradients_lead(model, data, tape, loss):
     model.descend(1, clipped[2:])
 
 
+def adds_losses_of_two_kinds(model, data, tape, loss):
+    """One tape has differentiated a loss of Keras's, which is scaled, and the other a mean."""
+    x, y = data
+    every = weights_of(model)
+    with tf.GradientTape() as second:
+        mean = tf.reduce_mean(tf.square(model(x)))
+    both = zip(tape.gradient(loss, every), second.gradient(mean, every), strict=True)
+    added = [g + 0.5 * h for g, h in both]
+    model.descend(0, added[:2])
+    model.descend(1, added[2:])
+
+
 def in_a_function(model, data, tape, loss):
     @tf.function
     def gradients(x, y):
@@ -117,7 +129,7 @@ def replicas(number=2, **settings):
 
 STEPS = [
     *(clip_both, first_as_it_is, first_as_it_is_but_last, again_where_gradients_lead),
-    in_a_function,
+    *(adds_losses_of_two_kinds, in_a_function),
 ]
 
 

@@ -26,6 +26,8 @@ from tfscale.exchange import dataflow
 # It takes gradients, their weights, and the optimizer that is to get them, or None.
 Sum = Callable[[list[Any], list[Any], Any], list[Any]]
 
+Alike = Callable[[list[Any]], bool]
+
 _COLLECTIVES = ("Tfscale", "Collective")  # how types of operations begin
 
 # Operations whose result is a sum of their inputs, and those that may multiply one by a constant.
@@ -61,10 +63,12 @@ class Gradients:
 
     Args:
         total: function that sums gradients over all replicas.
+        alike: function that returns whether a replica's part of a sum is the same share of each of
+            these gradients.
     """
 
-    def __init__(self, total: Sum | None = None) -> None:
-        self._total = total
+    def __init__(self, total: Sum | None = None, alike: Alike | None = None) -> None:
+        self._total, self._alike = total, alike
         self._given: list[list[Shown]] = []  # by a tape at once
         self._summed: set[int] = set()  # ids of those that the step sees as sums
         self._by_tensor: dict[Any, Shown] = {}
@@ -117,6 +121,7 @@ class Gradients:
         sum of the sums, so that one of them is enough. None is returned for all other values.
         """
         between: dict[Any, tf.Tensor] = {}
+        added: dict[Any, tf.Tensor] = {}
         waiting = [value]
         while waiting:
             x = waiting.pop()
@@ -125,12 +130,15 @@ class Gradients:
             if (shown := self._by_tensor.get(x.ref())) is not None:
                 if isinstance(shown.computed, tf.IndexedSlices):
                     return None
+                added[x.ref()] = shown.computed
                 continue
             terms = _terms(x.op)
             if not terms:
                 return None
             between[x.ref()] = x
             waiting += [y for y in terms if y.ref() not in between]
+        if self._alike is not None and not self._alike(list(added.values())):
+            return None
         return sorted(between.values(), key=lambda x: number_of(x.op))
 
     def are_changed(self, values: Sequence[Any]) -> bool:

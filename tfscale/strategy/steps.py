@@ -103,7 +103,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
             sees_gradients=step.is_own,
             losses=Losses(results={}),
             whole_weights=parts.whole_weights(),
-            gradients=changed.Gradients(functools.partial(_sum_of_own, strategy)),
+            gradients=changed.Gradients(functools.partial(_sum_of_own, strategy), _are_alike),
         )
         if own_rounds is not None:  # replicas may make the step alone
             with _only_with(data):
@@ -382,6 +382,11 @@ def _sum_of_own(
         sums |= zip(left, rest, strict=True)
     found: list[Any] = parts.whole_sums([sums[i] for i in range(len(weights))], weights)
     return found
+
+
+def _are_alike(grads: list[Any]) -> bool:
+    """Return whether all losses of these gradients are scaled, or none is."""
+    return len({*this_step().are_scaled(grads)}) == 1
 
 
 def _optimizers_of_step(strategy: Strategy) -> list[Optimizer]:
