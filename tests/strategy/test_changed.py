@@ -81,7 +81,7 @@ def again_where_gradients_lead(model, data, tape, loss):
 
 def adds_losses_of_two_kinds(model, data, tape, loss):
     """One tape has differentiated a loss of Keras's, which is scaled, and the other a mean."""
-    x, y = data
+    x, _ = data
     every = weights_of(model)
     with tf.GradientTape() as second:
         mean = tf.reduce_mean(tf.square(model(x)))
