@@ -111,6 +111,12 @@ def check_fits(library: Path, tag: dict[str, str]) -> None:
     _opened_if_it_fits(library, tag).close()
 
 
+def misfit(library: Path, tag: dict[str, str]) -> str:
+    """Return why a library does not fit where one for `tag` is needed; empty if it fits."""
+    with _opened(library) as file:
+        return _misfit(file, tag)
+
+
 def _opened_if_it_fits(library: Path, tag: dict[str, str]) -> trust.OpenFile:
     file = _opened(library)
     try:
