@@ -54,7 +54,7 @@ def after_backward_passes(
 
 
 class _Changed:
-    """A replacement of ``tf.GradientTape.gradient`` for one thread."""
+    """A replacement of ``tf.GradientTape.gradient``."""
 
     def __init__(self, target: Target | None, result: Result | None) -> None:
         self._change, self._result = target, result

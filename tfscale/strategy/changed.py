@@ -97,21 +97,23 @@ class Gradients:
         made: dict[Any, tf.Tensor] = {}
 
         def computed(gradient: Any) -> Any:
-            first = None if gradient is None else _tensors(gradient)[0]
-            if not isinstance(first, tf.Tensor) or not hasattr(first, "graph"):
-                return gradient
-            if first.ref() in self._by_tensor:
-                return self._by_tensor[first.ref()].computed
-            order = self._sum_behind(gradient)
+            if (shown := self._seen_as(gradient)) is not None:
+                return shown.computed
+            order = self._sum_behind(gradient) if _traced([gradient]) else None
             for x in order or ():
                 inputs = [self._of_tape(y, made) for y in x.op.inputs]
                 made[x.ref()] = another(x.op, inputs, f"{x.op.name}/own").outputs[0]
-            return made[first.ref()] if order else gradient
+            return made[gradient.ref()] if order else gradient
 
         return [computed(gradient) for gradient in grads]
 
+    def _seen_as(self, gradient: Any) -> Shown | None:
+        """Return the gradient of a tape that the step sees as this one; None if there is none."""
+        first = None if gradient is None else _tensors(gradient)[0]
+        return self._by_tensor.get(first.ref()) if isinstance(first, tf.Tensor) else None
+
     def _of_tape(self, x: tf.Tensor, made: dict[Any, tf.Tensor]) -> Any:
-        shown = self._by_tensor.get(x.ref())
+        shown = self._seen_as(x)
         return made.get(x.ref(), x) if shown is None else shown.computed
 
     def _sum_behind(self, value: Any) -> list[tf.Tensor] | None:
@@ -127,7 +129,7 @@ class Gradients:
             x = waiting.pop()
             if isinstance(x, tf.IndexedSlices) or len(between) > _SIMPLE:
                 return None
-            if (shown := self._by_tensor.get(x.ref())) is not None:
+            if (shown := self._seen_as(x)) is not None:
                 if isinstance(shown.computed, tf.IndexedSlices):
                     return None
                 added[x.ref()] = shown.computed
@@ -190,8 +192,7 @@ class Gradients:
         whole batch.
         """
         for gradient, total in zip(grads, sums, strict=True):
-            first = None if gradient is None else _tensors(gradient)[0]
-            one = self._by_tensor.get(first.ref()) if isinstance(first, tf.Tensor) else None
+            one = self._seen_as(gradient)
             if one is None or id(one) in self._summed:
                 continue
             if len(_tensors(total)) == len(one.tensors):
