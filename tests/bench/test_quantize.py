@@ -27,7 +27,7 @@ def test_programs(tmp_path, capsys):
     assert "resnet50 latency 0.25" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.full  # tests/quantize/test_study.py compares traces with exact Hessians
 def test_traces_of_a_small_run(tmp_path, capsys):
     file = tmp_path / "found.json"
     words = ["--parts", "traces", "--seeds", "1", "--samples", "32", "--json", str(file)]
@@ -51,6 +51,14 @@ def test_random_plans_take_nearly_the_bytes_of_4_bits():
         bits = tuned.random_bits(numbers, np.random.default_rng(seed))
         used = sum(numbers[path] * width for path, width in bits.items())
         assert 0.95 * 4 * 3350 <= used <= 4 * 3350
+
+
+def test_more_random_plans_begin_with_the_same_ones():
+    numbers = {"a": 1000, "b": 300, "c": 2000, "d": 50}
+    few, more = (tuned.random_plans(numbers, 3, count) for count in (2, 5))
+    assert list(more) == [f"random {i}" for i in range(5)]
+    assert few == {name: more[name] for name in few}
+    assert few != tuned.random_plans(numbers, 4, 2)
 
 
 def test_a_net_whose_widths_are_switched_is_that_of_apply():

@@ -169,6 +169,17 @@ def test_targets_are_drawn_for_losses_by_name(by_name, an_object, activation):
     np.testing.assert_array_equal(*found)
 
 
+def test_a_loss_replaces_one_that_was_never_computed():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([layers.Input([4]), layers.Dense(3)])
+    found = []
+    for compiled in ("mae", "mse"):  # as after the weights were loaded: no step has built the loss
+        model.compile(loss=compiled)
+        h = curvature.Hessian(model, X, X[:, :3], loss="mse" if compiled == "mae" else None)
+        found.append(h @ np.arange(15.0))
+    np.testing.assert_array_equal(*found)
+
+
 def test_penalties_and_rules_choose(in_double):
     model, data = made(nets.weighted)
     make = functools.partial(curvature.Hessian, model, *data, batch_size=49)

@@ -4,6 +4,8 @@ import keras
 import numpy as np
 from keras import layers
 
+from tfscale import quantize
+
 CLASSES = 4
 
 
@@ -129,3 +131,17 @@ def compiled(model, optimizer="adam"):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, jit_compile=False)
     return model
+
+
+def tuned(name, ranges):
+    """Return all weights of a net after some steps with few bits, and whether its program of
+    integers gives its answers.
+    """
+    x, y = images(40)
+    keras.utils.set_random_seed(1)
+    model = globals()[name]()
+    small = quantize.apply(model, kernels(model, 4), x, ranges=ranges)
+    compiled(small, keras.optimizers.SGD(0.05, momentum=0.9))
+    small.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    equal = np.array_equal(quantize.integers(small).run(x), small.predict(x, verbose=0))
+    return np.concatenate([np.ravel(np.asarray(v)) for v in small.get_weights()]), equal

@@ -1,11 +1,15 @@
 """Models that compute with few bits: what they answer, how they train, and their files."""
 
+import os
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from keras import layers
 
+from tests import warm
 from tests.quantize.nets import data, mixed
 from tests.quantize.small_models import (
     CLASSES,
@@ -17,6 +21,7 @@ from tests.quantize.small_models import (
     residual,
     settled,
     transformer,
+    tuned,
     words,
 )
 from tests.strategy.twins import check_twins
@@ -223,6 +228,26 @@ def test_replicas_train_as_one_device(build, ranges):
     check_twins(small, train)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(360)
+@pytest.mark.parametrize(
+    "name",
+    ["plain-learned", *(pytest.param(f"residual-{how}", marks=pytest.mark.full)
+                        for how in ("learned", "mse"))],
+)  # fmt: skip
+def test_workers_train_as_one_device_and_their_integers_say_the_same(name):
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    command = [str(Path(__file__).parent / "workers" / "quantized.py"), name]
+    with warm.Workers(command, 2, environment={"PYTHONPATH": path}) as group:
+        told = [text[text.index("TOLD") :].split()[:4] for text in group.wait(300)]
+    assert told[0] == told[1]
+    _, _, equal, numbers = told[0]
+    weights, _ = tuned(*name.split("-"))
+    found = np.frombuffer(bytes.fromhex(numbers), weights.dtype)
+    np.testing.assert_allclose(found, weights, 0, 1e-6)
+    assert equal == "True"
+
+
 class OwnLoop(keras.Model):
     """A model whose training step is written out, as in Keras's guides."""
 
@@ -308,6 +333,10 @@ class Called(keras.Model):
         return x
 
 
+def recurrent():
+    return keras.Sequential([keras.Input([3, 2]), layers.LSTM(4, name="lstm")])
+
+
 @pytest.mark.parametrize(
     "settings, words",
     [
@@ -315,7 +344,6 @@ class Called(keras.Model):
         ({"plan": 4}, "plan is a plan, or a dict"),
         ({"plan": {"hed": 4}}, "no layer of that path.*Did you mean 'head'"),
         ({"plan": {"head": 1}}, r"plan\['head'\] is a number of bits"),
-        ({"plan": {"add": 4}, "strict": True}, "'add' .Add. are of kinds"),
         ({"ranges": "max"}, "ranges is 'minmax'"),
         ({"group": 0}, "group is 'kernel' or a number of channels"),
         ({"activations": 9}, "activations is a number of bits"),
@@ -330,9 +358,54 @@ def test_errors_say_what_was_expected(settings, words):
 
 
 def test_layers_that_nobody_knows_stay_in_float(caplog):
-    model = keras.Sequential([keras.Input([3, 2]), layers.LSTM(4, name="lstm")])
-    quantize.apply(model, {"lstm": 4})
+    quantize.apply(recurrent(), {"lstm": 4})
     assert "lstm' (LSTM) are of kinds that quantize does not know" in caplog.text
+    with pytest.raises(ValueError, match="lstm' .LSTM. are of kinds"):
+        quantize.apply(recurrent(), {"lstm": 4}, strict=True)
+
+
+@pytest.mark.parametrize("form", ["sequential", "functional"])
+def test_functions_of_lambda_layers_are_those_of_the_model(form):
+    first = keras.Input([3])
+    chain = [layers.Dense(4, name="own"), layers.Lambda(lambda x: x * 2.0), layers.Dense(2)]
+    model = keras.Sequential([first, *chain])
+    if form == "functional":
+        model = keras.Model(first, chain[2](chain[1](chain[0](first)) + 1.0))
+    x = np.random.default_rng(0).standard_normal((8, 3)).astype("float32")
+    small = quantize.apply(model, {"own": 16})
+    np.testing.assert_allclose(answers(small, x), answers(model, x), rtol=1e-6)
+    np.testing.assert_allclose(answers(quantize.shrink(model), x), answers(model, x), rtol=1e-6)
+
+
+class OwnLayer(layers.Layer):
+    """A layer that holds others, as in Keras's examples of transformers."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner = keras.Sequential([layers.Dense(4, name="first"), layers.Dense(2)])
+
+    def call(self, x):
+        return x + self.inner(x)
+
+
+def test_layers_within_others_stay_in_float(caplog):
+    first = keras.Input([3, 2])
+    x = layers.TimeDistributed(layers.Dense(2, name="each"), name="steps")(first)
+    x = OwnLayer(name="own")(x)
+    model = keras.Model(first, layers.Dense(1, name="head")(x))
+    compiled(model)
+    x = np.random.default_rng(0).standard_normal((8, 3, 2)).astype("float32")
+    study = quantize.sensitivity(
+        model, x, x[..., :1], by="error", bits=[4], trained=True, loss="mse"
+    )
+    plan = quantize.plan(study, size="100%")
+    small = quantize.apply(model, plan, x)
+    for told in ("'steps/each' (in 'steps', a TimeDistributed)", "(in 'own', a OwnLayer)"):
+        assert told in caplog.text
+    assert "pinned={path: 32}" in caplog.text and len(kernels_of(small.get_layer("head"))) == 1
+    assert np.all(np.isfinite(answers(small, x)))
+    with pytest.raises(ValueError, match="are within other layers.*leave out strict=True"):
+        quantize.apply(model, plan, strict=True)
 
 
 class OwnLoss(keras.losses.Loss):

@@ -133,6 +133,7 @@ def test_a_file_that_was_edited_is_refused(study, tmp_path):
     [
         ({}, "size, bops and latency are None"),
         ({"size": "3%"}, "size is at most 9 B, and the smallest possible is 20 B"),
+        ({"size": 0.15}, "size is a number of bytes.*or a share.*got 0.15"),
         ({"size": "twelve"}, "size is a number of bytes.*or a share.*got 'twelve'"),
         (
             {"bops": "0.1%"},

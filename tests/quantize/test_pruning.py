@@ -117,6 +117,25 @@ def test_replicas_prune_as_one_device(channels):
     assert max(check_twins(build, run)["zeros"]) > 0.4
 
 
+@pytest.mark.parametrize("averages", [False, True])
+def test_a_model_without_shapes_is_pruned(averages):
+    x = np.random.default_rng(0).standard_normal((32, 8)).astype("float32")
+    net = keras.Sequential([keras.layers.Dense(16, "relu"), keras.layers.Dense(1)])
+    net.compile(keras.optimizers.Adam(0.01, use_ema=averages), "mse")
+    net.fit(x, x[:, :1], epochs=4, verbose=0, callbacks=[quantize.Prune(0.5, end=4, every=1)])
+    assert [float((each.kernel.numpy() == 0).mean()) for each in net.layers] == [0.5, 0.5]
+
+
+def test_channels_of_a_frozen_layer_stay():
+    x = np.random.default_rng(0).standard_normal((32, 8)).astype("float32")
+    net = keras.Sequential([keras.Input([8]), *(keras.layers.Dense(n) for n in (16, 16, 1))])
+    net.layers[0].trainable = False
+    net.compile("sgd", "mse")
+    prune = quantize.Prune(0.5, end=4, every=1, channels=True)
+    net.fit(x, x[:, :1], epochs=4, verbose=0, callbacks=[prune])
+    assert [int((each.kernel.numpy() == 0).all(0).sum()) for each in net.layers] == [0, 8, 0]
+
+
 def test_rules_that_let_weights_differ_are_refused():
     with two(sync=sync.LocalSGD()).scope():
         model = compiled(plain(), keras.optimizers.SGD(0.05))
@@ -253,7 +272,9 @@ def test_models_inside_models_say_that_channels_stay():
 
 
 def test_kernels_that_are_not_there_are_an_error():
-    with pytest.raises(ValueError, match="no kernel that can be pruned, whose path 'conv' matches"):
+    with pytest.raises(
+        ValueError, match="no kernel that can be pruned, whose path kernels='conv' matches"
+    ):
         train(compiled(plain()), quantize.Prune(0.5, end=4, kernels="conv"))
     model = compiled(plain())
     path = model.layers[1].kernel.path

@@ -428,7 +428,8 @@ class OfModel(Operator):
     ) -> Iterator[tuple[np.ndarray, list[Any]]]:
         """Yield for each batch its divisors and terms, and the results of each local replica."""
         strategy = self.model.distribute_strategy
-        width = self._objective.losses + 1
+        with self._as_compiled():  # the model's own loss may not be built yet, or have other parts
+            width = self._objective.losses + 1
         for number, batch in enumerate(self._batches):
             if shares is not None and number >= len(shares):
                 raise ValueError(_OTHER_DATA % f"there is a new batch {number}")

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfscale.analysis.quantize import folding, graph, numbers
 from tfscale.analysis.quantize.dyadic import grid_step
 from tfscale.analysis.quantize.grid import POOLINGS, Grid, Watch
 from tfscale.analysis.quantize.layers import LAYERS, QuantizedMultiHeadAttention
+from tfscale.bridge.data import batches_of
 from tfscale.bridge.installed import refuse_keras_2
+from tfscale.bridge.objects import copy_state, layers_of
 from tfscale.support import arguments
 from tfscale.support.names import guess
 
 _LOG = logging.getLogger("tfscale")
 _RANGES = (*numbers.METHODS, "learned")
 _PLAN = "a plan, or a dict from layers' paths to bits, such as {'conv2d': 4, 'dense': 8}"
+_SAMPLES = "give some hundreds of samples of the model's inputs, without targets"
 _FLOAT = 16  # widths from here on stay in float
 
 
@@ -66,8 +71,9 @@ def apply(
         plan: a plan, or a dict from paths of layers (or their names, if no two layers have the
             same) to bits, 2 or more, or to a pair of bits of weights and of activations. 16 and
             more, and None, leave a layer in float.
-        x: some hundreds of samples by which the ranges of activations are chosen. Without it,
-            activations stay in float.
+        x: some hundreds of samples by which the ranges of activations are chosen: arrays, or a
+            dataset or generator of batches, whose targets are left out. Without it, activations
+            stay in float.
         activations: bits of activations, by default the plan's, or else 8.
         ranges: ``"minmax"``, ``"percentile"`` (99.9%), ``"mse"`` or ``"learned"``; by default the
             plan's, or else ``"mse"``.
@@ -77,8 +83,8 @@ def apply(
             plan's, or else 1: a scale per channel. ``"kernel"`` is one scale per kernel.
         fold: whether batch norm is folded.
         batch_size: rows of a batch while ranges are chosen.
-        strict: whether a layer of the plan whose kind is unknown is an error; else it stays in
-            float, and a warning says so.
+        strict: whether a layer of the plan whose kind is unknown, or which is within a layer of
+            your own, is an error; else it stays in float, and a warning says so.
 
     Example:
         >>> from tfscale import quantize
@@ -183,7 +189,7 @@ def _chosen(
     often = Counter(layer.name for layer in there.values())
     paths = {layer.name: path for path, layer in there.items() if often[layer.name] == 1}
     found: dict[str, tuple[Any, int | None]] = {}
-    unknown = []
+    unknown, inner = [], []
     for given, (weights, activations) in widths.items():
         path = given if given in there else paths.get(given, given)
         home, _, part = path.rpartition("/")
@@ -200,25 +206,45 @@ def _chosen(
             parts, before = found.get(home, ({}, None))
             least = [each for each in (before, activations) if each is not None]
             found[home] = ({**parts, part: weights}, min(least, default=None))
+        elif path in there and hasattr(there[path], "quantization"):
+            raise ValueError(
+                f"{path!r} of {model.name!r} has few bits already: give quantize.apply the float "
+                "model, and all layers' bits in one plan"
+            )
+        elif path in there and not getattr(there[path], "weights", None):
+            continue  # nothing to round
         elif path in there:
             unknown.append(f"{path!r} ({type(there[path]).__name__})")
+        elif (holder := _holder(path, there)) is not None:
+            inner.append(f"{path!r} (in {_path(holder)!r}, a {type(holder).__name__})")
         else:
             told = guess(given, there) or f"It has {arguments.shown(list(there))}"
             raise ValueError(
                 f"plan has {given!r}, and {model.name!r} has no layer of that path: the plan is "
                 f"for another model. {told}"
             )
-    _tell(unknown, strict)
+    _tell(unknown, "are of kinds that quantize does not know", strict)
+    _tell(inner, "are within other layers, where quantize cannot replace them", strict)
     return found
 
 
-def _tell(unknown: list[str], strict: bool) -> None:
-    if not unknown:
+def _holder(path: str, there: Mapping[str, Any]) -> Any:
+    """Return the layer of the model's graph that has a layer of this path in it, or None."""
+    for layer in there.values():
+        if isinstance(layer, keras.layers.Layer) and path in map(_path, layers_of(layer)):
+            return layer
+    return None
+
+
+def _tell(layers: list[str], why: str, strict: bool) -> None:
+    if not layers:
         return
-    text = f"layers {', '.join(unknown)} are of kinds that quantize does not know"
+    text = f"layers {', '.join(layers)} {why}"
     if strict:
         raise ValueError(f"{text}. Leave them out of the plan, or leave out strict=True")
-    _LOG.warning("%s: they stay in float", text)
+    _LOG.warning(
+        "%s: they stay in float. quantize.plan(..., pinned={path: 32}) counts their bytes so", text
+    )
 
 
 class _Copies:
@@ -275,12 +301,13 @@ class _Copies:
     def _new(self, layer: Any) -> Any:
         if isinstance(layer, keras.Model) and graph.is_graph(layer):
             return self._copied(layer)
-        config = layer.get_config()
+        config = graph.config_of(layer)
         if self._is_chosen(layer):
             bits, activations = self._chosen[_path(layer)]
             how = {**self._common, "bits": bits, "activations": activations}
-            if any(layer is before for _, before in self._folded.values()):
-                config["use_bias"] = True
+            is_folded = any(layer is before for _, before in self._folded.values())
+            if is_folded and not layer.use_bias:
+                config |= {"use_bias": True, "bias_initializer": "zeros"}
             return LAYERS[type(layer)].from_config({**config, "quantization": how})
         if self._on_grid and type(layer) in POOLINGS:
             return POOLINGS[type(layer)].from_config(config)
@@ -292,7 +319,7 @@ def copy_weights(old: Any, new: Any) -> None:
     if not getattr(new, "built", False):  # an operation, or a batch norm that is folded
         return
     if type(old) is type(new):
-        new.set_weights(old.get_weights())
+        copy_state(old, new)
         return
     there = {within(old, variable): variable for variable in old.variables}
     for variable in new.variables:
@@ -310,12 +337,22 @@ def _calibrate(model: Any, layers: list[Any], x: Any, batch_size: int, method: s
     watches = [Watch() for _ in layers]
     for layer, watch in zip(layers, watches, strict=True):
         layer.watch = watch
+    is_empty = True
     try:
-        for batch in _batches(x, batch_size):
+        for batch in _batches(model, x, batch_size):
             model(batch, training=False)
+            is_empty = False
     finally:
         for layer in layers:
             layer.watch = None
+    if is_empty:
+        raise ValueError(f"x has no samples to choose ranges by: {_SAMPLES}")
+    for layer, watch in zip(layers, watches, strict=True):
+        if not math.isfinite(watch.largest):
+            raise ValueError(
+                f"inputs or outputs of layer {_path(layer)!r} are NaN or infinite for these x, so "
+                "they have no range: look for NaN in x, and in the weights of the model"
+            )
     step = grid_step(max((watch.largest for watch in watches), default=0.0))
     for layer, watch in zip(layers, watches, strict=True):
         for i, quantizer in enumerate(getattr(layer, "input_quantizers", ())):
@@ -324,12 +361,16 @@ def _calibrate(model: Any, layers: list[Any], x: Any, batch_size: int, method: s
             layer.grid.step.assign(step)
 
 
-def _batches(x: Any, batch_size: int) -> Iterator[Any]:
-    """Yield batches of inputs from arrays, or from a dataset of inputs or of pairs."""
-    if hasattr(x, "element_spec"):
-        for each in x:
-            yield each[0] if isinstance(each, tuple) else each
-        return
-    flat = keras.tree.flatten(x)
-    for begin in range(0, len(flat[0]), batch_size):
-        yield keras.tree.map_structure(lambda a, at=begin: a[at : at + batch_size], x)
+def _batches(model: Any, x: Any, batch_size: int) -> Iterator[Any]:
+    """Yield batches of inputs from all that ``fit`` reads; targets are left out."""
+    if isinstance(x, tf.data.Dataset) and x.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(f"x is a dataset without an end: {_SAMPLES}, such as x.take(10)")
+    for batch in batches_of(x, batch_size=batch_size):
+        inputs = keras.utils.unpack_x_y_sample_weight(batch)[0]
+        given, expected = len(keras.tree.flatten(inputs)), len(model.inputs)
+        if given != expected:
+            raise ValueError(
+                f"x has {given} arrays for a batch, and model {model.name!r} takes {expected}: "
+                f"{_SAMPLES}"
+            )
+        yield inputs

@@ -71,7 +71,7 @@ def front(
     widths = checked_widths(bits, study)
     widest = plan(study, widths, size=1e17, **options)
     try:
-        smallest = plan(study, widths, size=1e-9, **options).bytes
+        smallest = plan(study, widths, size=1, **options).bytes
     except InfeasibleError as error:
         smallest = error.smallest["size"]
     found: list[Plan] = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import keras
 
-from tfscale.bridge.models import knows_compiled_objects
+from tfscale.bridge.models import compile_alike, keeps_no_graph, knows_own_objects, uncompiled
 from tfscale.support import arguments
 
 Tensor = tuple[str, int, int]  # name of a layer, number of its call, number of the output
@@ -41,6 +42,13 @@ class Graph(NamedTuple):
         return used + Counter(self.outputs)
 
 
+class Names(NamedTuple):
+    """Keys of the dicts that a model takes and returns; empty if they are no dicts."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
 def is_graph(model: Any) -> bool:
     """Return whether a model is Sequential, or made of inputs and outputs."""
     return isinstance(model, keras.Sequential) or hasattr(model, "operations")
@@ -59,6 +67,11 @@ def check(model: Any) -> None:
         raise ValueError(
             f"model {model.name!r} has no weights yet: give it keras.Input, or call it once"
         )
+    if isinstance(model, keras.Sequential) and keeps_no_graph(model):
+        raise ValueError(
+            f"model {model.name!r} has no graph, since Keras could not compute the shape of some "
+            "layer's outputs: give your own layers a compute_output_shape, and make the model again"
+        )
     if not is_graph(model):
         raise ValueError(
             f"model {model.name!r} is a {type(model).__name__} that defines its own call, so its "
@@ -66,6 +79,16 @@ def check(model: Any) -> None:
             "inputs and outputs: keras.Model(inputs, outputs), also of a subclass with a "
             "train_step of its own"
         )
+
+
+def config_of(layer: Any) -> dict[str, Any]:
+    """Return a layer's configuration for a copy in this process, with the layer's own functions.
+
+    A file could only name them, and has no name for a lambda.
+    """
+    given = layer.get_config()
+    own = {name: getattr(layer, name, None) for name in given}
+    return {**given, **{name: one for name, one in own.items() if inspect.isfunction(one)}}
 
 
 def graph_of(model: Any) -> Graph:
@@ -88,6 +111,13 @@ def graph_of(model: Any) -> Graph:
     return Graph(tuple(_in_order(calls, set(inputs))), tuple(inputs), tuple(outputs))
 
 
+def names_of(model: Any) -> Names:
+    """Return the keys of a model's inputs and outputs, in the order of its graph."""
+    config = {} if isinstance(model, keras.Sequential) else model.get_config()
+    ends = (config.get(key) for key in ("input_layers", "output_layers"))
+    return Names(*(tuple(each) if isinstance(each, dict) else () for each in ends))
+
+
 def rebuilt(model: Any, new_layer: Callable[[Any], Any], left_out: Collection[str] = ()) -> Any:
     """Return a model with the same graph and other layers, compiled as the model is.
 
@@ -96,14 +126,25 @@ def rebuilt(model: Any, new_layer: Callable[[Any], Any], left_out: Collection[st
         new_layer: function from a layer of the model to the new one.
         left_out: names of layers that leave the graph; each has one input.
     """
+
+    def made_of(layer: Any) -> Any:
+        # No configuration holds the function of a Lambda, which has no weights.
+        return layer if isinstance(layer, keras.layers.Lambda) else new_layer(layer)
+
     if isinstance(model, keras.Sequential):
         first = model.inputs[0]
         start = keras.Input(batch_shape=first.shape, dtype=first.dtype, name=first.name)
-        layers = [new_layer(layer) for layer in model.layers if layer.name not in left_out]
-        made = type(model)([start, *layers], name=model.name)
-        if model.compiled:
-            with knows_compiled_objects(model):
-                made.compile_from_config(model.get_compile_config())
+        with knows_own_objects(model):
+            layers = [made_of(layer) for layer in model.layers if layer.name not in left_out]
+        try:
+            made = type(model)([start, *layers], name=model.name)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"model {model.name!r} is a {type(model).__name__}, whose constructor is not that "
+                "of keras.Sequential, so a copy of it cannot be made of other layers. Let its "
+                "constructor take layers and name, or make a keras.Sequential of model.layers"
+            ) from error
+        compile_alike(made, model)
         return made
 
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,14 +153,15 @@ def rebuilt(model: Any, new_layer: Callable[[Any], Any], left_out: Collection[st
         given = {name: value for name, value in kwargs.items() if value is not None}
         return layer(*args, **given)  # the new layer may take no mask
 
-    with knows_compiled_objects(model):
-        made = keras.models.clone_model(model, clone_function=new_layer, call_function=call)
+    with knows_own_objects(model), uncompiled(model):
+        made = keras.models.clone_model(model, clone_function=made_of, call_function=call)
     if type(made) is not type(model) and type(model) is not keras.Model:
         raise ValueError(
             f"model {model.name!r} is a {type(model).__name__}, whose constructor is not that of "
             "keras.Model, so a copy would lose its train_step. Let its constructor take inputs, "
             "outputs and name, or *args and **kwargs"
         )
+    compile_alike(made, model)
     return made
 
 

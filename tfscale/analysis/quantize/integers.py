@@ -8,7 +8,7 @@ those of the model's own inference, bit by bit.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,24 +43,29 @@ class Integers:
     bytes: int
     _calls: tuple[tuple[graph.Call, Operation], ...] = dataclasses.field(repr=False)
     _graph: graph.Graph = dataclasses.field(repr=False)
+    _names: graph.Names = dataclasses.field(repr=False)
 
     def run(self, x: Any) -> Any:
         """Return the model's outputs, before a last softmax, sigmoid or tanh, as float32.
 
         Args:
-            x: an array of inputs, or a list of arrays.
+            x: an array of inputs, or a list of arrays, or a dict of arrays if the model takes one.
         """
         found = self.run_integers(x)
         real = [np.asarray(each * self.step, np.float32) for each in found]
+        if self._names.outputs:
+            return dict(zip(self._names.outputs, real, strict=True))
         return real[0] if len(real) == 1 else real
 
     def run_integers(self, x: Any) -> list[np.ndarray]:
         """Return the outputs as whole numbers of the grid.
 
         Args:
-            x: an array of inputs, or a list of arrays.
+            x: an array of inputs, or a list of arrays, or a dict of arrays if the model takes one.
         """
         arguments.data(x, "x")
+        if names := self._names.inputs:
+            x = self._in_order(x, names)
         given = [np.asarray(each) for each in (x if isinstance(x, (list, tuple)) else [x])]
         if len(given) != len(self._graph.inputs):
             raise arguments.wrong(x, "x", f"{len(self._graph.inputs)} arrays of inputs")
@@ -68,6 +73,12 @@ class Integers:
         for call, operation in self._calls:
             values[call.name, call.number, 0] = operation([values[one] for one in call.inputs])
         return [values[one] for one in self._graph.outputs]
+
+    def _in_order(self, x: Any, names: tuple[str, ...]) -> list[Any]:
+        given = x if isinstance(x, Mapping) else {}
+        if not set(names) <= set(given):
+            raise arguments.wrong(x, "x", f"a dict of arrays with the keys {', '.join(names)}")
+        return [given[name] for name in names]
 
     def _entered(self, x: np.ndarray) -> np.ndarray:
         return clipped(np.floor(x.astype(np.float64) / self.step + 0.5).astype(np.int64))
@@ -122,7 +133,9 @@ def integers(model: Any) -> Integers:
     _refuse_other_types(model, [by_name[name] for name in sorted(called)])
     made = {name: _operation(by_name[name], name in last, step) for name in sorted(called)}
     calls = tuple((call, made[call.name]) for call in read.calls)
-    return Integers(step, sum(_bytes(layer) for layer in model.layers), calls, read)
+    return Integers(
+        step, sum(_bytes(layer) for layer in model.layers), calls, read, graph.names_of(model)
+    )
 
 
 def _refuse_other_types(model: Any, operations: Sequence[Any]) -> None:

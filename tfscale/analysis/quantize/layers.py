@@ -20,6 +20,7 @@ from tfscale.analysis.quantize import dyadic
 from tfscale.analysis.quantize.grid import Grid, Watch, registered, rounds_to_grid
 from tfscale.analysis.quantize.kernels import einsum_axes
 from tfscale.analysis.quantize.quantizer import Quantizer
+from tfscale.bridge.objects import mask_of, set_mask, with_mask
 
 _EXACT_IN_FLOAT32 = 2**24
 
@@ -84,11 +85,18 @@ class Quantizing:
                     )
                 )
         self.grid = Grid(name="grid")
-        for each in (*self.kernel_quantizers, *self.input_quantizers, self.grid):
+        self.build_each(*self.kernel_quantizers, *self.input_quantizers, self.grid)
+
+    def build_each(self: Any, *layers: Any) -> None:
+        """Make the weights of quantizers, which do not learn in a frozen layer."""
+        for each in layers:
             each.build(None)
+            each.trainable = self.trainable
 
     def call(self: Any, inputs: Any, training: Any = None) -> Any:
         """Compute with few bits; with Keras's own numbers while the layer is calibrated."""
+        if not inputs.dtype.is_floating:  # Keras's products with a kernel are real numbers
+            inputs = tf.cast(inputs, self.compute_dtype)
         if self.watch is not None:
             outputs = self._biased(self._watched(inputs))
         elif self.input_quantizers and rounds_to_grid(self, training):
@@ -391,8 +399,7 @@ class QuantizedMultiHeadAttention(Quantizing, keras.layers.MultiHeadAttention):
                     name="input_quantizer",
                 )
             )
-        for each in (*self.kernel_quantizers, *self.input_quantizers):
-            each.build(None)
+        self.build_each(*self.kernel_quantizers, *self.input_quantizers)
 
     def parts(self) -> dict[str, Any]:
         """Return the layers that hold the kernels."""
@@ -425,8 +432,12 @@ class QuantizedMultiHeadAttention(Quantizing, keras.layers.MultiHeadAttention):
             for each in inputs:
                 self.watch.note(each, 0)
             return super(Quantizing, self).call(*inputs, *masks, *how)
+        kept = [mask_of(each) for each in inputs]
+        for each in inputs:  # as Keras's attention does: sums with its outputs have no mask
+            set_mask(each, None)
         for quantizer in self.input_quantizers:
             inputs = [quantizer.fake(each) for each in inputs]
+        inputs = [with_mask(each, mask) for each, mask in zip(inputs, kept, strict=True)]
         values = {id(each): (each, tf.convert_to_tensor(each)) for each in self.variables}
         for kernel, quantizer in zip(self.kernels(), self.kernel_quantizers, strict=True):
             values[id(kernel)] = (kernel, quantizer.fake(tf.convert_to_tensor(kernel)))

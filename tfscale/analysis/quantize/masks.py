@@ -16,8 +16,10 @@ import tensorflow as tf
 
 from tfscale.analysis.quantize.channels import Channels, kernel_of
 from tfscale.analysis.quantize.graph import operations
+from tfscale.bridge import fit
+from tfscale.bridge.graphs import of_first_replica
 from tfscale.bridge.installed import refuse_keras_2
-from tfscale.bridge.objects import innermost, layers_of
+from tfscale.bridge.objects import build_on, innermost, layers_of
 from tfscale.exchange.scaling import scaling
 from tfscale.support import arguments
 
@@ -127,6 +129,7 @@ class Prune(keras.callbacks.Callback):
                 "Prune needs weights that are the same on all replicas, and the strategy's sync "
                 "lets them differ for some steps: leave out sync="
             )
+        self._build(strategy)
         self._find()
         with strategy.scope():
             is_new = False
@@ -142,6 +145,22 @@ class Prune(keras.callbacks.Callback):
         """Prune more, if it is time."""
         self._prune(self._step())
 
+    def on_train_end(self, logs: Any = None) -> None:
+        """Mask weights again that the optimizer has replaced by their averages."""
+        if not innermost(self.model.optimizer).use_ema:
+            return
+        for weight in self._weights():
+            weight.assign(np.asarray(weight) * np.asarray(weight.constraint.kept))
+
+    def _build(self, strategy: Any) -> None:
+        """Make the weights of a model that knows no shapes before its first batch."""
+        iterator = fit.iterator()
+        if iterator is None or all(layer.built for layer in layers_of(self.model)):
+            return
+        spec = tf.nest.map_structure(of_first_replica, fit.element_spec(iterator))
+        with strategy.scope():
+            build_on(self.model, spec)
+
     def _step(self) -> int:
         return int(np.asarray(innermost(self.model.optimizer).iterations))
 
@@ -153,12 +172,17 @@ class Prune(keras.callbacks.Callback):
             raise ValueError(
                 f"model {self.model.name!r} has no layer whose channels can be pruned: a layer "
                 "keeps them if the model's output, a model inside the model, or a layer that "
-                "quantize.shrink does not know reads them. channels=False prunes single weights"
+                "quantize.shrink does not know reads them, or if it is frozen. "
+                "channels=False prunes single weights"
             )
         if not self._groups:
+            pattern = self._pattern.pattern
             raise ValueError(
-                f"model {self.model.name!r} has no kernel that can be pruned, whose path "
-                f"{self._pattern.pattern!r} matches" + (" and by= has" if self._by else "")
+                f"model {self.model.name!r} has no kernel that can be pruned"
+                + (f", whose path kernels={pattern!r} matches" if pattern else "")
+                + (", and that by= has" if self._by else "")
+                + ": kernels are trainable matrices in attributes named "
+                + ", ".join(_KERNELS)
             )
 
     def _is_chosen(self, group: _Group) -> bool:
@@ -257,8 +281,11 @@ def _alone(kernel: Any) -> _Group:
 def _groups_of_channels(model: Any) -> list[_Group]:
     """Return groups of layers whose channels leave together."""
     channels, layers = Channels(model), operations(model)
-    stay = channels.stay()
     numbers = {name: channels.resolved(ends.outputs) for name, ends in channels.ends.items()}
+    stay = channels.stay()
+    for name, own in numbers.items():  # a frozen layer keeps its weights
+        if not getattr(layers[name], "trainable", True):
+            stay |= set(own.tolist())
     together: list[tuple[set[int], list[str]]] = []
     for name, own in numbers.items():
         if kernel_of(layers[name]) is None or stay & set(own.tolist()):

@@ -1,9 +1,12 @@
-r"""Search among some hundreds of nets, which are described by one choice for each block.
+"""Search among some hundreds of nets, which are described by one choice for each block.
 
-The score of a net is taken for a sum over blocks, :math:`s \approx s_0 + \sum_b e_{b c_b}`. A few
-nets are trained for a short time, least squares give the effects :math:`e`, and the integer program
-of ``program.py`` finds the nets with the largest sums within the limit of latency. These few are
-trained fully.
+The score of a net is taken for a sum of effects of its choices. A few nets are trained for a short
+time, least squares give the effects (``effects.py``), and the integer program of ``program.py``
+finds the nets with the largest sums within the limit of latency. These few are trained fully.
+
+Time decides how many: the first finalist says how much longer a full training takes than a short
+one, which together with the effects of choices on time gives the time of all nets. The search goes
+on while it stays within a share of that.
 """
 
 from __future__ import annotations
@@ -11,23 +14,27 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
 import multiprocessing
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from tfscale.analysis.quantize.program import Program, Resource
+from tfscale.analysis.quantize.effects import Choices, Design
 from tfscale.analysis.quantize.study import table
 from tfscale.support import arguments
 
 MOST = 512  # nets in a space
-_RIDGE = 1e-2  # keeps effects small that the trained nets do not tell apart
+_PROBES = 3  # short trainings for each effect, at most
+Score = Callable[[dict[str, Any], float], float]
+Trained = tuple[dict[str, Any], float, float]  # the choices, the score, and the seconds
+Train = Callable[[Sequence[dict[str, Any]], float], list[Trained]]
 _SPACE = "the measured seconds of each choice, for each block: {'stem': {8: 1e-4, 16: 2e-4}}"
-
-Choices = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +47,7 @@ class Net:
         predicted: score that the sum of effects predicts.
         score: score after the training.
         effort: share of the full training that it had.
+        seconds: time that the training took.
     """
 
     choices: Choices
@@ -47,6 +55,7 @@ class Net:
     predicted: float
     score: float
     effort: float
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +66,13 @@ class Search:
         nets: nets that were trained fully, the best one first.
         probes: nets that were trained for a short time.
         space: number of nets in the space.
+        whole: estimated time of full trainings of all nets in the space, in seconds.
     """
 
     nets: tuple[Net, ...]
     probes: tuple[Net, ...]
     space: int
+    whole: float
 
     @property
     def best(self) -> Net:
@@ -73,12 +84,16 @@ class Search:
         """Number of full trainings that the search took."""
         return sum(net.effort for net in (*self.nets, *self.probes))
 
+    @property
+    def seconds(self) -> float:
+        """Time that all trainings took together."""
+        return sum(net.seconds for net in (*self.nets, *self.probes))
+
     def __str__(self) -> str:
         blocks = list(self.best.choices)
         lines = [
             f"{len(self.nets)} of {self.space} nets trained fully, after {len(self.probes)} short "
-            f"trainings: {self.trainings:.3g} full trainings in all, "
-            f"{self.trainings / self.space:.1%} of the space"
+            f"trainings: {self.seconds:.3g} s, and all nets would take about {self.whole:.3g} s"
         ]
         rows = [
             [*(str(net.choices[block]) for block in blocks), f"{net.latency:.3g}",
@@ -90,14 +105,15 @@ class Search:
 
 def search(
     space: Mapping[str, Mapping[Any, float]],
-    score: Callable[[dict[str, Any], float], float],
+    score: Score,
     *,
     latency: float,
     share: float = 0.1,
     effort: float = 0.25,
-    finalists: int = 4,
+    finalists: int = 8,
     workers: int = 1,
     seed: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Search:
     """Find the net with the best score within a latency, and train few nets of the space.
 
@@ -108,12 +124,15 @@ def search(
             that share of the full training, and returns a score of other data, such as an accuracy;
             more is better.
         latency: largest sum of seconds.
-        share: largest number of full trainings, as a share of the nets in the space.
+        share: largest time of all trainings, as a share of the time that full trainings of all nets
+            in the space would take. It is estimated from the trainings.
         effort: share of the full training for nets from which effects are estimated.
-        finalists: number of nets that are trained fully.
+        finalists: largest number of nets that are trained fully.
         workers: number of processes that train at a time. With more than one, ``score`` must be a
             function that another process can import.
         seed: seed of the choice of nets that are trained shortly.
+        clock: a function without arguments that returns seconds. It is called before and after
+            each training, in the same process.
 
     Example:
         >>> space = {"width": {8: 1.0, 16: 2.0}, "kernel": {3: 1.0, 5: 2.0}, "bits": {4: 1, 8: 2}}
@@ -131,24 +150,18 @@ def search(
     finalists = arguments.whole(finalists, "finalists", 1, what="a number of nets")
     workers = arguments.whole(workers, "workers", 1, what="a number of processes")
     seed = arguments.whole(seed, "seed", 0)
+    arguments.function(clock, "clock", "a function that returns seconds, such as time.process_time")
     nets = [dict(zip(blocks, each)) for each in itertools.product(*blocks.values())]
-    count = _number_of_probes(blocks, len(nets), share, effort, finalists)
-    design = _Design(blocks, latency)
-    first = design.fastest()
-    probes = design.spread(nets, count, np.random.default_rng(seed))
-    with _trainer(score, workers) as train:
-        seen = train([(net, effort) for net in probes])
-        effects = design.effects(probes, seen)
-        chosen = design.best(effects, finalists) or [first]
-        scores = train([(net, 1.0) for net in chosen])
-
-    def told(net: dict[str, Any], found: float, part: float) -> Net:
-        return Net(net, design.seconds(net), design.predicted(effects, net), found, part)
-
-    full = [told(net, found, 1.0) for net, found in zip(chosen, scores, strict=True)]
-    full.sort(key=lambda net: -net.score)
-    short = [told(net, found, effort) for net, found in zip(probes, seen, strict=True)]
-    return Search(tuple(full), tuple(short), len(nets))
+    design = Design(blocks, latency, nets)
+    _check_share(share, len(nets), design.rank, effort)
+    probes = design.telling(_PROBES * design.rank, np.random.default_rng(seed))
+    with _trainer(score, clock, workers) as train:
+        run = _Run(design, nets, train, share, effort)
+        run.probe(probes[: design.rank])
+        run.finish(run.best(1))
+        run.probe(run.affordable(probes[design.rank :], effort, later=run.best(finalists - 1)))
+        run.finish(run.affordable(run.best(finalists - 1), 1.0))
+    return run.result()
 
 
 def _checked_space(space: Any) -> dict[str, dict[Any, float]]:
@@ -172,109 +185,130 @@ def _checked_space(space: Any) -> dict[str, dict[Any, float]]:
     return found
 
 
-def _number_of_probes(
-    blocks: Mapping[str, Any], nets: int, share: float, effort: float, finalists: int
-) -> int:
-    effects = 1 + sum(len(choices) - 1 for choices in blocks.values())
-    left = share * nets - finalists
-    count = min(int(left / effort + 1e-9), 3 * effects, nets)
-    if count < effects:
-        least = (finalists + effects * effort) / nets
+def _check_share(share: float, nets: int, effects: int, effort: float) -> None:
+    least = (1 + effects * effort) / nets
+    if share < least:
         more = f"raise share to {math.ceil(1e3 * least) / 1e3:g}, or " if least <= 1 else ""
         raise ValueError(
-            f"share={share:g} of {nets} nets is {share * nets:.3g} full trainings, and {finalists} "
-            f"finalists and {effects} short trainings, one for each effect, take "
-            f"{finalists + effects * effort:.3g}: {more}lower finalists or effort"
+            f"share={share:g} of {nets} nets is the time of {share * nets:.3g} full trainings, and "
+            f"one of them and {effects} short ones, one for each effect, take at least that of "
+            f"{1 + effects * effort:.3g}: {more}lower effort"
         )
-    return count
 
 
-class _Design:
-    """Choices as numbers, and what they say of scores."""
+class _Run:
+    """Trainings of a search, and what they say of the scores and times of other nets.
 
-    def __init__(self, blocks: Mapping[str, Mapping[Any, float]], latency: float) -> None:
-        self._blocks = {block: list(choices) for block, choices in blocks.items()}
-        # The program chooses widths, which are numbers: a choice's number is its place.
-        self._uses = [dict(enumerate(choices.values())) for choices in blocks.values()]
-        self._limit = Resource("latency", self._uses, latency, "{:.4g} s".format)
+    Args:
+        design: effects of choices.
+        nets: all nets of the space.
+        train: a function that trains nets, and returns scores and seconds.
+        share: largest share of the time of all nets.
+        effort: share of the full training that short ones have.
+    """
 
-    def fastest(self) -> dict[str, Any]:
-        """Return the fastest net; raise if it exceeds the limit."""
-        return self._net(Program(self._uses, [self._limit]).solve().bits)
+    def __init__(
+        self,
+        design: Design,
+        nets: Sequence[dict[str, Any]],
+        train: Train,
+        share: float,
+        effort: float,
+    ) -> None:
+        self._design, self._nets, self._train = design, nets, train
+        self._share, self._effort = share, effort
+        self._short: list[Trained] = []
+        self._full: list[Trained] = []
 
-    def seconds(self, net: Choices) -> float:
-        """Return the sum of a net's seconds."""
-        return self._limit.used(self._places(net))
+    def probe(self, nets: Sequence[dict[str, Any]]) -> None:
+        """Train nets for a short time."""
+        self._short += self._train(nets, self._effort)
 
-    def spread(
-        self, nets: Sequence[dict[str, Any]], count: int, rng: np.random.Generator
+    def finish(self, nets: Sequence[dict[str, Any]]) -> None:
+        """Train nets fully."""
+        self._full += self._train(nets, 1.0)
+
+    def best(self, count: int) -> list[dict[str, Any]]:
+        """Return the nets with the largest predicted scores that were not trained fully yet."""
+        known = [net for net, *_ in self._full]
+        found = self._design.best(self._effects_on_scores(), count + len(known))
+        return [net for net in found if net not in known][:count]
+
+    def affordable(
+        self,
+        nets: Sequence[dict[str, Any]],
+        effort: float,
+        later: Sequence[dict[str, Any]] = (),
     ) -> list[dict[str, Any]]:
-        """Return nets in which each choice occurs about equally often, of those within the limit
-        and near to it first.
+        """Return the first nets, as many as can be trained in the time that is left.
+
+        Args:
+            nets: nets to be trained.
+            effort: share of the full training that they have.
+            later: nets to be trained fully later, whose time is kept.
         """
-        used = [np.zeros(len(choices)) for choices in self._blocks.values()]
-        noise = rng.random(len(nets))
-        far = np.array([max(0.0, self.seconds(net) / self._limit.limit - 1) for net in nets])
-        chosen: list[int] = []
-        for _ in range(count):
-            often = [
-                sum(counts[place] for counts, place in zip(used, self._places(net), strict=True))
-                for net in nets
-            ]
-            order = np.array(often) + far + 0.5 * noise
-            order[chosen] = np.inf
-            chosen.append(int(order.argmin()))
-            for counts, place in zip(used, self._places(nets[chosen[-1]]), strict=True):
-                counts[place] += 1
-        return [nets[i] for i in chosen]
+        whole, longer = self._whole()
+        spent = sum(seconds for *_, seconds in (*self._short, *self._full))
+        left = self._share * whole - spent - longer * self._times(later).sum()
+        needed = self._times(nets) * (longer if effort == 1 else 1.0)
+        return list(nets[: int((np.cumsum(needed) <= left).sum())])
 
-    def effects(self, nets: Sequence[Choices], scores: Sequence[float]) -> np.ndarray:
-        """Return the mean score, and the effect of each choice of each block."""
-        rows = np.array([self._row(net) for net in nets])
-        penalty = _RIDGE * np.eye(rows.shape[1])
-        penalty[0, 0] = 0
-        return np.linalg.solve(rows.T @ rows + penalty, rows.T @ np.asarray(scores, float))
+    def result(self) -> Search:
+        """Return the nets that were trained; warn if the least that had to be trained was more than
+        the share.
+        """
+        effects = self._effects_on_scores()
 
-    def predicted(self, effects: np.ndarray, net: Choices) -> float:
-        """Return the score that a sum of effects predicts."""
-        return float(self._row(net) @ effects)
+        def told(trained: Trained, part: float) -> Net:
+            net, score, seconds = trained
+            design = self._design
+            return Net(
+                net, design.seconds(net), design.predicted(effects, net), score, part, seconds
+            )
 
-    def best(self, effects: np.ndarray, count: int) -> list[dict[str, Any]]:
-        """Return the nets within the limit with the largest sums of effects."""
-        costs, begin = [], 1
-        for choices in self._blocks.values():
-            mine = effects[begin : begin + len(choices)]
-            costs.append(dict(enumerate((mine.max() - mine).tolist())))
-            begin += len(choices)
-        found = Program(costs, [self._limit]).solutions(count)
-        return [self._net(one.bits) for one in found]
+        full = sorted((told(each, 1.0) for each in self._full), key=lambda net: -net.score)
+        short = [told(each, self._effort) for each in self._short]
+        found = Search(tuple(full), tuple(short), len(self._nets), self._whole()[0])
+        least = len(full) == 1 and len(short) == self._design.rank
+        if least and found.seconds > self._share * found.whole:
+            warnings.warn(
+                f"{len(short)} short trainings, one for each effect, and a full one took "
+                f"{found.seconds / found.whole:.1%} of the time of all {found.space} nets, and "
+                f"share={self._share:g}: lower effort, or leave out choices",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return found
 
-    def _row(self, net: Choices) -> np.ndarray:
-        parts = [
-            np.eye(len(choices))[place]
-            for choices, place in zip(self._blocks.values(), self._places(net), strict=True)
-        ]
-        return np.concatenate([[1.0], *parts])
+    def _effects_on_scores(self) -> np.ndarray:
+        nets, scores, _ = zip(*self._short, strict=True)
+        return self._design.effects(nets, scores)
 
-    def _places(self, net: Choices) -> list[int]:
-        return [choices.index(net[block]) for block, choices in self._blocks.items()]
+    def _times(self, nets: Sequence[dict[str, Any]]) -> np.ndarray:
+        """Return the predicted seconds of short trainings."""
+        known, _, seconds = zip(*self._short, strict=True)
+        effects = self._design.effects(known, seconds)
+        least = min(seconds)  # a sum of effects can be negative
+        return np.array([max(least, self._design.predicted(effects, net)) for net in nets])
 
-    def _net(self, places: Sequence[int]) -> dict[str, Any]:
-        pairs = zip(self._blocks.items(), places, strict=True)
-        return {block: choices[place] for (block, choices), place in pairs}
+    def _whole(self) -> tuple[float, float]:
+        """Return the estimated time of full trainings of all nets, and how many times longer a
+        full training takes than a short one.
+        """
+        full = sum(seconds for *_, seconds in self._full)
+        longer = full / max(1e-9, self._times([net for net, *_ in self._full]).sum())
+        return longer * float(self._times(self._nets).sum()), longer
 
 
 @contextlib.contextmanager
-def _trainer(
-    score: Callable[[dict[str, Any], float], float], workers: int
-) -> Iterator[Callable[[Sequence[tuple[dict[str, Any], float]]], list[float]]]:
-    """Yield a function that returns the scores of nets, trained one by one or in processes."""
+def _trainer(score: Score, clock: Callable[[], float], workers: int) -> Iterator[Train]:
+    """Yield a function that trains nets, one by one or in processes."""
 
-    def train(nets: Sequence[tuple[dict[str, Any], float]]) -> list[float]:
-        found = run(score, *zip(*nets, strict=True))
+    def train(nets: Sequence[dict[str, Any]], effort: float) -> list[Trained]:
+        timed = functools.partial(_timed, score, clock, effort)
         return [
-            arguments.real(one, f"the score of {net}", what="a finite number")
-            for (net, _), one in zip(nets, found, strict=True)
+            (net, arguments.real(one, f"the score of {net}", what="a finite number"), seconds)
+            for net, (one, seconds) in zip(nets, run(timed, nets), strict=True)
         ]
 
     if workers == 1:
@@ -286,3 +320,11 @@ def _trainer(
     with concurrent.futures.ProcessPoolExecutor(workers, context) as pool:
         run = pool.map
         yield train
+
+
+def _timed(
+    score: Score, clock: Callable[[], float], effort: float, net: dict[str, Any]
+) -> tuple[float, float]:
+    begin = clock()
+    found = score(net, effort)
+    return found, clock() - begin

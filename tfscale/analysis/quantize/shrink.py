@@ -10,6 +10,7 @@ import numpy as np
 from tfscale.analysis.quantize import graph
 from tfscale.analysis.quantize.channels import Channels, Ends, kernel_of
 from tfscale.bridge.installed import refuse_keras_2
+from tfscale.bridge.objects import copy_state
 
 
 def shrink(model: Any) -> Any:
@@ -65,27 +66,25 @@ def shrink(model: Any) -> Any:
 
     made = graph.rebuilt(model, smaller)
     for old, layer in new.values():
-        if layer.built and old.weights:
-            layer.set_weights(_weights(old, kept.get(old.name)))
+        if not getattr(layer, "built", False):  # an operation such as x + y
+            continue
+        if old.name in kept:
+            layer.set_weights([_weight(old, each, kept[old.name]) for each in old.weights])
+        else:
+            copy_state(old, layer)
     return made
 
 
 def _smaller(layer: Any, kept: Ends | None) -> Any:
-    config = layer.get_config()
+    config = graph.config_of(layer)
     if kept is not None and kernel_of(layer):
         size = "units" if isinstance(layer, keras.layers.Dense) else "filters"
         config[size] = int(kept.outputs.sum())
     return type(layer).from_config(config)
 
 
-def _weights(layer: Any, kept: Ends | None) -> list[np.ndarray]:
-    """Return a layer's weights without those of channels that leave."""
-    if kept is None:
-        return [np.asarray(each) for each in layer.get_weights()]
-    return [_weight(layer, each, kept) for each in layer.weights]
-
-
 def _weight(layer: Any, variable: Any, kept: Ends) -> np.ndarray:
+    """Return a weight without the numbers of channels that leave."""
     weight, name = np.asarray(variable), variable.path.rpartition("/")[2]
     kernel = kernel_of(layer)
     if kernel is not None and name == kernel.attribute:

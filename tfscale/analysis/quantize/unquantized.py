@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfscale.analysis.quantize import graph
 from tfscale.analysis.quantize.apply import copy_weights, kernels_of, leaves, within
+from tfscale.analysis.quantize.graph import config_of
 from tfscale.analysis.quantize.grid import POOLINGS
 from tfscale.analysis.quantize.layers import LAYERS
 
@@ -40,7 +41,7 @@ def unquantized(model: Any) -> Any:
                 models[id(layer)] = graph.rebuilt(layer, new_layer)
             return models[id(layer)]
         if id(layer) not in made:
-            config = {k: v for k, v in layer.get_config().items() if k != "quantization"}
+            config = {k: v for k, v in config_of(layer).items() if k != "quantization"}
             kind: Any = _PLAIN.get(type(layer), type(layer))
             made[id(layer)] = (layer, kind.from_config(config))
         return made[id(layer)][1]
