@@ -1,6 +1,7 @@
 """Small models of every kind of layer, and training them with and without recomputation."""
 
 import contextlib
+import functools
 from unittest import mock
 
 import keras
@@ -289,10 +290,16 @@ def rewritten():
     assert any(call.args[3] for call in made.call_args_list), "no step was rewritten"
 
 
+@functools.cache
+def plainly(build, policy, **settings):
+    """A training without recomputation; ``policy`` is the one that Keras has."""
+    return train(build, **settings)
+
+
 def assert_same_training(build, callback=None, **settings):
     """Check that a callback leaves a training's bits the same, and return the plan."""
     callback = callback or Recompute(segments="sqrt", verbose=0)
-    plain, losses = train(build, **settings)
+    plain, losses = plainly(build, keras.config.dtype_policy().name, **settings)
     with rewritten():
         ours, our_losses = train(build, callback, **settings)
     assert callback.plan.again, "nothing was computed again"

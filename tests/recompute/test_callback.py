@@ -80,6 +80,12 @@ def test_the_numbers_that_a_refusal_names_are_enough():
     assert smallest <= float(asked[2]) * plain < 1.01 * smallest
 
 
+def test_a_refusal_does_not_promise_what_saves_nothing():
+    words = str(BudgetError(8_200, smallest=13_640, plain=13_645))
+    assert "a step takes up to 13.7 kB, and moderate recomputation cannot reduce that" in words
+    assert "at least 13.7 kB (fraction=1.00), or use smaller batches" in words
+
+
 def test_a_plan_of_a_model_with_as_much_memory_is_refused(tmp_path):
     """A reshaped tensor stays where it is."""
 
@@ -199,6 +205,9 @@ def test_data_of_unknown_shape_needs_an_example():
     unknown = tf.data.Dataset.from_generator(batches, output_signature=specs)
     with pytest.raises(ValueError, match=r"Recompute\(..., example=\(x, y\)\)"):
         model.fit(unknown, steps_per_epoch=2, verbose=0, callbacks=[Recompute(fraction=0.9)])
+    with pytest.raises(ValueError, match="example has the structure.*batch of this fit is"):
+        three = Recompute(segments="sqrt", example=(x[:8], y[:8], y[:8]), verbose=0)
+        model.fit(unknown, steps_per_epoch=2, verbose=0, callbacks=[three])
     recompute = Recompute(segments="sqrt", example=(x[:8], y[:8]), verbose=0)
     model.fit(unknown, steps_per_epoch=2, verbose=0, callbacks=[recompute])
     known = Recompute(segments="sqrt", verbose=0)
@@ -237,8 +246,8 @@ def test_columns_of_images_are_counted_without_onednn(monkeypatch):
         callback = Recompute(segments="sqrt", verbose=0)
         fit(compiled(lambda: models.convolutions(residual=False)), callback)
         peaks.append(callback.plan.plain_peak)
-    places, row = 8 * 8, 3 * 3 * 4 * 4
-    assert peaks[1] - peaks[0] == pytest.approx(2 * ((30 << 20) + places * row), rel=1e-3)
+    images, places, row = 8, 8 * 8, 3 * 3 * 4 * 4
+    assert peaks[1] - peaks[0] == pytest.approx(2 * images * places * row, rel=0.01)
 
 
 def test_a_step_without_apply_gradients_is_refused():
@@ -268,3 +277,33 @@ def test_two_replicas(kind):
     assert losses == our_losses
     for name, value in plain.items():
         assert value.tobytes() == ours[name].tobytes(), name
+
+
+class MadeInItsStep(keras.Model):
+    """A model without a ``call``, whose layers make their weights in its first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.Sequential([keras.layers.Dense(8, "relu") for _ in range(4)])
+
+    def train_step(self, batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self.inner(batch[0], training=True) ** 2)
+        weights = self.inner.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+        return {"loss": loss}
+
+
+def test_weights_that_only_a_step_can_initialize_must_be_there():
+    x = np.ones((16, 8), "float32")
+    with STRATEGIES["scale"]().scope():
+        model = MadeInItsStep()
+        model.compile("sgd")
+        callback = Recompute(segments="sqrt", verbose=0)
+        with pytest.raises(ValueError, match="call the model's layers once on a batch"):
+            model.fit(x, x, 8, verbose=0, callbacks=[callback])
+        model = MadeInItsStep()
+        model.compile("sgd")
+        model.inner(x[:1])
+    model.fit(x, x, 8, verbose=0, callbacks=[callback])
+    assert callback.plan.again

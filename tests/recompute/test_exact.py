@@ -103,7 +103,11 @@ def mark(kind):
     return [pytest.mark.full] if kind in ALONE else [] if kind in QUICK else [pytest.mark.slow]
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=mark(kind)) for kind in KINDS])
+# Random orders train all kinds (test_orders.py): segments are one order of many.
+SEGMENTS = [pytest.param(kind, marks=[] if kind in QUICK else [pytest.mark.full]) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", SEGMENTS)
 def test_same_bits(kind):
     same_training(kind)
 
@@ -161,8 +165,11 @@ def test_ways_to_train(name):
 @pytest.mark.parametrize(
     "kind",
     [
-        *("pooling", "transformer"),
-        *(pytest.param(kind, marks=pytest.mark.full) for kind in ("dense", "dropout", "residual")),
+        "pooling",
+        *(
+            pytest.param(kind, marks=pytest.mark.full)
+            for kind in ("transformer", "dense", "dropout", "residual")
+        ),
     ],
 )
 def test_batches_that_differ_in_size(kind):

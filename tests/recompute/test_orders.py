@@ -68,14 +68,9 @@ def test_random_orders_train_the_same_in_several_steps_at_once(kind):
     assert_same_training(KINDS[kind], RandomOrder(seed=0), steps_per_execution=2)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # test_a_batch_of_open_size_is_planned_as_fit_traces_it has a transformer
     "kind",
-    ["transformer"]
-    + [
-        pytest.param(kind, marks=pytest.mark.full)
-        for kind in KINDS
-        if kind not in ("transformer", "embedding, masks")  # whose loop is traced in another way
-    ],
+    [pytest.param(kind, marks=[] if kind == "lstm" else [pytest.mark.full]) for kind in KINDS],
 )
 def test_batches_that_differ_in_size(kind):
     """The step is traced without the size of the batch, and the plan has been made with it."""

@@ -92,6 +92,22 @@ def test_shapes_are_seen_through_what_we_put_between():
     assert same.get_concrete_function().outputs[0].shape.as_list() == [None, 3]
 
 
+def test_what_comes_behind_a_read_is_where_its_user_is():
+    """A read of a variable has no device of its own."""
+    variable = tf.Variable(1.0)
+
+    @tf.function
+    def reads():
+        with tf.device(None):
+            value = variable.read_value()
+        assert not value.op.device
+        with tf.device("CPU:0"):
+            assert behind(value).op.device.endswith("CPU:0")
+        return value
+
+    reads.get_concrete_function()
+
+
 def test_nothing_is_sent_into_a_gradient_through_it():
     with pytest.raises(LookupError), tf.Graph().as_default():
         x = tf.ones(2)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import pickle
 import re
+import signal
 
 import keras
 import pytest
@@ -120,7 +121,8 @@ def test_an_operation_takes_scratch_while_it_runs():
     assert memory(scratch) == [*before, last + 3 * SIZE]
 
 
-def test_a_convolution_takes_more_than_its_tensors():
+def test_a_convolution_of_onednn_takes_more_than_its_tensors(monkeypatch):
+    monkeypatch.setattr("tfscale.training.recompute.read.uses_onednn", lambda: True)
     model = keras.Sequential(
         [keras.Input((8, 8, 4)), keras.layers.DepthwiseConv2D(3), keras.layers.Conv2D(2, 3)]
     )
@@ -192,6 +194,21 @@ def test_single_results_are_cheaper_than_segments_and_fit_where_these_do_not():
         assert plan.overhead < 0.8 * segments.overhead
         assert f"most {plan.gap:.0%} of the overhead" in plan.summary() or plan.proven
         assert "of its operations" in plan.summary()
+
+
+@pytest.mark.parametrize(("solver", "after"), [("auto", 1), ("search", 2), ("integer", 1)])
+def test_ctrl_c_takes_the_best_plan_so_far(solver, after):
+    told = []
+
+    def better(overhead):
+        told.append(overhead)
+        if len(told) == after:
+            signal.raise_signal(signal.SIGINT)
+
+    plan = plan_budget(chain(40), 45 * SIZE, solver=solver, seconds=600, better=better)
+    assert len(told) == after
+    assert plan.bound <= 45 * SIZE
+    assert plan.overhead == pytest.approx(told[-1])
 
 
 def test_a_step_that_fit_traces_otherwise_gets_segments(caplog):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfscale.bridge import fit
@@ -73,7 +74,14 @@ def _known(spec: Any, size: int | None) -> Any:
 def _like(specs: Any, example: Any, replicas: int) -> Any:
     if not isinstance(specs, tuple) or not isinstance(example, tuple):
         example = (example,)
-    tf.nest.assert_same_structure(tuple(specs)[: len(example)], example)
+    try:
+        tf.nest.assert_same_structure(tuple(specs)[: len(example)], example)
+    except (TypeError, ValueError) as error:
+        given = tf.nest.map_structure(lambda one: tuple(np.shape(one)), example)
+        raise UnknownBatch(
+            f"the example has the structure {given} of shapes, and a batch of this fit is {specs}: "
+            "pass everything that fit gives to a step, as in example=(x, y)"
+        ) from error
     shapes = [tf.shape(tensor).numpy().tolist() for tensor in tf.nest.flatten(example)]
     flat = tf.nest.flatten(specs)
     if len(flat) != len(shapes):

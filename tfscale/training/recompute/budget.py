@@ -54,15 +54,10 @@ class BudgetError(ValueError):
         self, budget: float, smallest: float, plain: float, moderate: float | None = None
     ) -> None:
         moderate = smallest if moderate is None else moderate
-        less = ""
-        if moderate > smallest:
-            less = (
-                f"; {_asked_for(smallest, plain)} is possible, too, but takes several times as long"
-            )
         super().__init__(
-            f"the budget of {show(budget)} is too small: a step takes up to {show(plain)}, and "
-            f"recomputation can reduce that to {show(moderate, math.ceil)}. Ask for at least "
-            f"{_asked_for(moderate, plain)}{less}, or use smaller batches."
+            f"the budget of {show(budget)} is too small: a step takes up to "
+            f"{show(plain, math.ceil)}, and {_can_reduce(plain, moderate, smallest)}, or use "
+            "smaller batches."
         )
         self.budget = budget
         self.smallest = smallest
@@ -71,6 +66,18 @@ class BudgetError(ValueError):
 
     def __reduce__(self) -> tuple[type[BudgetError], tuple[float, float, float, float]]:
         return type(self), (self.budget, self.smallest, self.plain, self.moderate)
+
+
+def _can_reduce(plain: float, moderate: float, smallest: float) -> str:
+    least = show(moderate, math.ceil)
+    reduced = "cannot reduce that"
+    if least != show(plain, math.ceil):
+        reduced = f"can reduce that to {least}"
+    words = f"moderate recomputation {reduced}. Ask for at least {_asked_for(moderate, plain)}"
+    if rounded_up(smallest / plain) < rounded_up(moderate / plain):
+        less = _asked_for(smallest, plain)
+        words += f"; {less} is possible, too, but takes several times as long"
+    return words
 
 
 def _asked_for(budget: float, plain: float) -> str:

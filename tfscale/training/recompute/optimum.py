@@ -87,9 +87,9 @@ class _Solving:
     def run(self, solver: str, starts: Sequence[Order]) -> Optimum | None:
         if self._bound == float("inf"):
             return None
-        for order in [self._graph.plain, *starts]:
-            self._offer(order)
         try:
+            for order in [self._graph.plain, *starts]:
+                self._offer(order)
             self._run(solver, starts)
         except KeyboardInterrupt:
             if self._best is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -43,8 +44,15 @@ _PASS_LISTS_ON = frozenset({"Identity", "StatelessWhile", "While", "ZerosLike"})
 COST_OF_A_BYTE = 10
 # The numbers in which oneDNN may keep a channel of a depthwise filter.
 _BLOCK = 16 * 16
-# Without oneDNN, TensorFlow writes so many bytes of images as columns at a time, or one image.
+# Without oneDNN, TensorFlow writes so many bytes of images as columns at a time, or one image. In
+# three dimensions it writes as many as the last cache holds (Eigen assumes a size if it finds
+# none). If they were more than so many times as large as all inputs and results, Eigen computes in
+# another way. That took up to the columns of two images in our measurements.
 _COLUMNS = 30 << 20
+_SMALLEST_CACHE = 512 << 10
+_LAST_CACHE = 194  # glibc's _SC_LEVEL3_CACHE_SIZE, which Python has no name for
+_MOST_COLUMNS = 25
+_OF_EIGEN = 2
 
 
 def read(
@@ -377,17 +385,34 @@ def _scratch_of_columns(operation: tf.Operation, inputs: list[Any]) -> int:
     It has a row for each place of an image, with all numbers that the filter meets there. The
     gradients of the input and of the filter run at the same time, and each makes a matrix.
     """
-    if not operation.type.startswith("Conv2DBackprop"):
+    kind, backward, _ = operation.type.partition("Backprop")
+    if not backward or kind not in _columns_at_once():
         return 0
-    filters = _filter_of(operation, inputs)
-    row = size_of(filters) / _length(filters, -1)
-    places = _count(inputs[2]) / _length(inputs[2], 0) / _length(inputs[2], -1)
-    return 2 * (_COLUMNS + int(row * places))
+    filters, results = size_of(_filter_of(operation, inputs)), size_of(inputs[2])
+    images, channels = _length(inputs[2], 0), _length(inputs[2], -1)
+    one = _count(inputs[2]) / images / channels * filters / channels
+    at_once = math.ceil(_columns_at_once()[kind] / (one + filters + results / images))
+    if kind == "Conv3D":
+        whole = size_of(_input_of(operation, inputs)) + filters + results
+        if at_once * one > _MOST_COLUMNS * whole:
+            at_once = _OF_EIGEN
+    return 2 * int(min(images, at_once) * one)
+
+
+@functools.cache
+def _columns_at_once() -> dict[str, int]:
+    """Return how many bytes of columns TensorFlow makes at a time, beside those of one image."""
+    return {"Conv2D": _COLUMNS, "Conv3D": max(os.sysconf(_LAST_CACHE), _SMALLEST_CACHE)}
+
+
+def _input_of(operation: tf.Operation, inputs: list[Any]) -> Any:
+    """Return the images of a convolution, or their gradient."""
+    return operation.outputs[0] if "BackpropInput" in operation.type else inputs[0]
 
 
 def _filter_of(operation: tf.Operation, inputs: list[Any]) -> Any:
     """Return the filter of a convolution, or its gradient."""
-    return operation.outputs[0] if operation.type.endswith("BackpropFilter") else inputs[1]
+    return operation.outputs[0] if "BackpropFilter" in operation.type else inputs[1]
 
 
 def cost_of(operation: tf.Operation, inputs: list[Any]) -> float:
@@ -405,9 +430,9 @@ def _multiplications(operation: tf.Operation, inputs: list[Any]) -> float:
         return _count(operation.outputs[0]) * _length(inputs[0], -2 if transposed else -1)
     if kind == "Einsum":
         return _einsum(operation.get_attr("equation").decode(), inputs)
-    if "Conv" in kind and kind.endswith("BackpropFilter"):
+    if "Conv" in kind and "BackpropFilter" in kind:
         return _count(inputs[2]) * _count(operation.outputs[0]) / _length(operation.outputs[0], -1)
-    if "Conv" in kind and kind.endswith("BackpropInput"):
+    if "Conv" in kind and "BackpropInput" in kind:
         return _count(inputs[2]) * _count(inputs[1]) / _length(inputs[1], -1)
     if kind in ("Conv2D", "Conv3D"):
         return _count(operation.outputs[0]) * _count(inputs[1]) / _length(inputs[1], -1)

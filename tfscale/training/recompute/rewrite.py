@@ -176,16 +176,8 @@ class _Copies:
 
     def _copy(self, index: int, all_copies: Sequence[_Copies]) -> None:
         original = self._operations[index]
-        inputs = []
-        for number, tensor in zip(self._step.ops[index].inputs, original.inputs, strict=True):
-            version = self._users.versions.for_copy(self._users.number, number)
-            if version == self._users.number:
-                inputs.append(self._copies[number])
-            elif version == ORIGINAL:
-                inputs.append(self._wait(number, tensor))
-            else:
-                inputs.append(self._wait(number, all_copies[version]._copies[number]))
-        self._keep_shape(original, inputs)
+        with tf.device(original.device or None):
+            inputs = self._inputs(index, all_copies)
         made = _another(original, inputs)
         if index in self._same.powers:
             _raise_again(self._operations, self._same.powers[index], inputs[0])
@@ -198,13 +190,26 @@ class _Copies:
                     shaped_like(mine, its, _name(original)) if number in self._same.shapes else mine
                 )
 
+    def _inputs(self, index: int, all_copies: Sequence[_Copies]) -> list[Any]:
+        original = self._operations[index]
+        inputs = []
+        for number, tensor in zip(self._step.ops[index].inputs, original.inputs, strict=True):
+            version = self._users.versions.for_copy(self._users.number, number)
+            if version == self._users.number:
+                inputs.append(self._copies[number])
+            elif version == ORIGINAL:
+                inputs.append(self._wait(number, tensor))
+            else:
+                inputs.append(self._wait(number, all_copies[version]._copies[number]))
+        self._keep_shape(original, inputs)
+        return inputs
+
     def _keep_shape(self, original: tf.Operation, inputs: list[Any]) -> None:
         """Give a copy the original's shape, instead of another unknown shape."""
         position = _SHAPE_INPUT.get(original.type)
         result = original.outputs[0]
         if position is not None and not result.shape.is_fully_defined():
-            with tf.device(original.device or None):
-                inputs[position] = tf.shape(result, inputs[position].dtype, _name(original))
+            inputs[position] = tf.shape(result, inputs[position].dtype, _name(original))
 
     def _wait(self, number: int, tensor: Any) -> Any:
         """Delay a tensor by the gate, unless it may be a constant, a shape or an axis.

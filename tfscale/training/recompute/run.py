@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfscale.bridge.graphs import after, wait_for
 from tfscale.bridge.hooks import ADVERSARIAL_STEP
+from tfscale.bridge.tensorflow import CannotInitialize
 from tfscale.support import arguments
 from tfscale.training.recompute.early import with_early_products
 from tfscale.training.recompute.phases import PhasedPlan
@@ -20,7 +21,7 @@ from tfscale.training.recompute.plan import Plan
 from tfscale.training.recompute.read import read, short_device, writes
 from tfscale.training.recompute.results import has_same_results
 from tfscale.training.recompute.rewrite import rewrite
-from tfscale.training.recompute.sized import Output, with_sizes
+from tfscale.training.recompute.sized import Output, has_lists, with_sizes
 from tfscale.training.recompute.traced_step import Phases, Piece, TracedStep
 from tfscale.training.recompute.watch import Forward, Watch, parts_of
 
@@ -51,15 +52,23 @@ def trace(model: keras.Model, batch: Any, open_batch: Any = None) -> TracedStep 
         return _joined(_Tracing(model).trace(batch))
     tracing = _Tracing(model, known)
     as_in_fit = tracing.trace(open_batch)
-    if tracing.has_sizes and not any(one.unknown for one in as_in_fit):
+    has_sizes = tracing.has_sizes and not any(one.unknown for one in as_in_fit)
+    if has_sizes and not tracing.has_loops:
         return _joined(as_in_fit)
     steps = _Tracing(model).trace(batch)
+    pairs = zip(as_in_fit, steps, strict=True)
+    if has_sizes and all(_peak(one) >= _peak(known) for one, known in pairs):
+        return _joined(as_in_fit)
     return _joined(
         [
             dataclasses.replace(step, followed=has_same_results(step, other, pieces))
             for step, other, pieces in zip(steps, as_in_fit, tracing.pieces, strict=True)
         ]
     )
+
+
+def _peak(step: TracedStep) -> float:
+    return Plan(step, ()).plain_peak
 
 
 def _joined(steps: Sequence[TracedStep]) -> TracedStep | Phases:
@@ -90,6 +99,7 @@ class _Tracing:
         self._steps: list[TracedStep] = []  # one for each phase
         self._thread: int | None = None  # of the replica whose step is read
         self.has_sizes = True
+        self.has_loops = False
         self.pieces: list[list[Piece]] = []  # of each phase
 
     def trace(self, batch: Any) -> list[TracedStep]:
@@ -122,7 +132,14 @@ class _Tracing:
             if self._known:
                 stack.enter_context(ADVERSARIAL_STEP.on(self._model, self._take_batch))
             # To the end: only then TensorFlow initializes weights that the step has made.
-            tf.function(one_step, autograph=False).get_concrete_function()
+            try:
+                tf.function(one_step, autograph=False).get_concrete_function()
+            except CannotInitialize as error:
+                raise ValueError(
+                    f"{self._model.name} makes weights in its first step, and Recompute cannot "
+                    "initialize them on several devices before this step runs. Make them earlier: "
+                    "call the model's layers once on a batch, in the scope of the strategy"
+                ) from error
 
     def _take_batch(self, train_step: Any, model: keras.Model, data: Any) -> Any:
         """Note the tensors that the step gets: a strategy may have made them of the batch's."""
@@ -142,6 +159,7 @@ class _Tracing:
         originals = forward.graph.get_operations()
         sized = with_sizes(forward, gradients, self._shapes) if self._known else None
         self.has_sizes = self.has_sizes and (sized is not None or not self._known)
+        self.has_loops = self.has_loops or has_lists(originals)
         seen, found, operations = sized or (forward, gradients, originals)
         step = read(seen, found, operations, originals)
         self._steps.append(with_early_products(step))
