@@ -20,14 +20,25 @@ from tensorflow.python.eager import context
 
 from tests.strategy.models import ADAM, classifier, numbers
 from tfscale import ScaleStrategy
-from tfscale.bridge import calls, fit, functions, gradients, graphs, runtime, started, tensorflow
+from tfscale.bridge import (
+    calls,
+    fit,
+    functions,
+    gradients,
+    graphs,
+    runtime,
+    started,
+    stateless,
+    tensorflow,
+)
 from tfscale.bridge import losses as bridge_losses
 from tfscale.bridge.backup import InMemory
-from tfscale.bridge.objects import innermost
+from tfscale.bridge.hooks import RESTORE
+from tfscale.bridge.objects import LAYER_SEED, innermost
 from tfscale.exchange.slots import ATTRIBUTE
 from tfscale.strategy.extended import Extended, _EngineOps
 from tfscale.strategy.share import Share
-from tfscale.strategy.variables import LAYER_SEED, LocalWeight, Statistic, Tally, Weight
+from tfscale.strategy.variables import LocalWeight, Statistic, Tally, Weight
 from tfscale.sync import DiLoCo
 
 DEVICES = ["CPU:0", "CPU:1"]
@@ -59,6 +70,7 @@ SIGNATURES = [
         ["self", "value", "destinations", "axis", "options"],
     ),
     (Extended, "_create_variable", ["self", "next_creator", "kwargs"]),
+    (Extended, "_validate_colocate_with_variable", ["self", "colocate_with_variable"]),
     (Extended, "_initialize_local_devices", ["self", "cluster_resolver", "worker_device"]),
     (
         Extended,
@@ -305,6 +317,33 @@ def test_saveables_are_made_of_a_tensor_a_spec_and_a_name():
         "restored_tensors",
         "restored_shapes",
     ]
+
+
+def test_a_checkpoint_restores_by_positions(tmp_path):
+    assert parameters(tensorflow.CheckpointPosition.restore) == ["self", "trackable", "reader"]
+    found, variable = [], tf.Variable(1.0)
+
+    def restore(original, position, *args, **kwargs):
+        found.append(args[0])
+        original(position, *args, **kwargs)
+
+    root = tf.Module()
+    with RESTORE.on(tensorflow.CheckpointPosition, restore):
+        path = tf.train.Checkpoint(variable=variable).save(tmp_path / "saved")
+        tf.train.Checkpoint(root).restore(path)
+        root.variable = tf.Variable(2.0)
+    assert found[-1] is root.variable
+    assert float(root.variable) == 1.0
+
+
+def test_keras_gives_variables_their_values_at_the_end_of_a_stateless_scope():
+    called = []
+    with keras.StatelessScope():
+        stateless.call_when_variables_have_values(lambda: called.append("later"))
+        assert not called
+    assert called == ["later"]
+    stateless.call_when_variables_have_values(lambda: called.append("now"))
+    assert called == ["later", "now"]
 
 
 def test_eager_mode_is_a_context():

@@ -105,7 +105,8 @@ def test_the_table_is_for_people_who_ask_for_it(mixed, capsys):
     assert max(map(len, printed)) <= 80
     assert printed[0] == "Gradients, in the order in which they are sent"
     assert printed[1].split() == ["numbers", "bytes", "method", "ms", "by", "model", "ms", "taken"]
-    assert printed.pop().startswith("TensorFlow keeps the memory of tensors")
+    keeps = [line.startswith("TensorFlow keeps the memory of tensors") for line in printed]
+    del printed[keeps.index(True) :]  # a second line says why, unless oneDNN does it
     assert printed.pop() == "They go within this process to 1"
     words = "\n".join(printed[2::2])
     for row in explained:

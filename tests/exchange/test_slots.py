@@ -301,24 +301,11 @@ def stored(model):
     return store
 
 
-def test_files_from_before_the_index_are_read(other, saved):
-    """Keys of old files said what the entries are."""
-    other.load_weights(saved.weights_file)
-    store = stored(other)
-    old = {}
-    for slot in json.loads(bytes(store.pop("slots"))):
-        name, owner = slot["name"], slot["owner"]
-        key = f"{'common ' * (slot['lives'] == 'common')}{name} {owner}"
-        of_others = {"layer seed": f"layer seed {name}", "optimizer": "rounding seed 0"}
-        old[of_others.get(owner, key)] = store[slot["entry"]]
-    assert {"residual 0", "layer seed 0"} <= old.keys()
+def test_slots_that_a_file_does_not_hold_begin_anew(other, saved):
     train(other)
     other.load_weights(saved.weights_file)
-    state = other.optimizer._tfscale_memory
-    state.load_own_variables({})
+    other.optimizer._tfscale_memory.load_own_variables({})
     assert not any(np.any(rows) for rows in residuals(other).values())
-    state.load_own_variables(old)
-    assert_goes_on(other, saved)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -185,7 +185,8 @@ def test_files_and_configurations(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
     assert loaded.get_layer("ffn").get_config() == layer.get_config()
-    assert loaded.fit(x, x, verbose=0).history == model.fit(x, x, verbose=0).history
+    in_order = {"shuffle": False, "verbose": 0}  # another order of rows rounds otherwise
+    assert loaded.fit(x, x, **in_order).history == model.fit(x, x, **in_order).history
     assert keras.models.clone_model(model).count_params() == model.count_params()
 
 

@@ -65,15 +65,23 @@ def chosen(request, cases, layouts):
     return [case for case in cases if case in wanted]
 
 
+_alone: dict[tuple[str, str], list] = {}  # what one device has left, by script and case
+
+
 def trained_once(request, script, cases, layouts):
     """``outcome(strategy, layout)``: records of what the selected tests need, trained when asked
-    for the first time. One device trains for all ``layouts``.
+    for the first time. One device trains for all ``layouts``, and a case once for all modules.
     """
 
     @functools.cache
     def outcome(strategy, layout):
-        about = layouts if strategy == "none" else [layout]
-        return take(script, strategy, layout, chosen(request, cases, about))
+        if strategy != "none":
+            return take(script, strategy, layout, chosen(request, cases, [layout]))
+        wanted = chosen(request, cases, layouts)
+        if missing := [case for case in wanted if (script, case) not in _alone]:
+            found = take(script, strategy, layout, missing)
+            _alone.update({(script, case): found[case] for case in missing})
+        return {case: _alone[script, case] for case in wanted}
 
     return outcome
 

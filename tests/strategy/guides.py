@@ -239,6 +239,68 @@ def sequences():
     return model, fit(model, x, numbers()[1])
 
 
+def translation():
+    """An encoder gives its states to a decoder, which predicts a word for each position."""
+    given, target = keras.Input([7], dtype="int32"), keras.Input([5], dtype="int32")
+    x = layers.Embedding(9, 6, mask_zero=True, name="table")(given)
+    _, *states = layers.LSTM(8, return_state=True)(x)
+    x = layers.Embedding(9, 6)(target)
+    x, *_ = layers.LSTM(8, return_sequences=True, return_state=True)(x, initial_state=states)
+    x = layers.Dense(8, name="down")(layers.Dense(12, "tanh", name="up")(x))
+    model = keras.Model([given, target], layers.Dense(9, "softmax", name="last")(x))
+    model.compile("rmsprop", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    dice = np.random.default_rng(0)
+    x = dice.integers(1, 9, (ROWS, 7)) * (np.arange(7) < dice.integers(1, 8, (ROWS, 1)))
+    y = dice.integers(0, 9, (ROWS, 5))
+    history = fit(model, [x, y], np.roll(y, -1, 1), sample_weight=(y > 3) * 1.0)
+    return model, history | {"predicted": model.predict([x, y], BATCH, verbose=0)}
+
+
+@keras.saving.register_keras_serializable("guides")
+class Sampling(layers.Layer):
+    """Sample of a distribution, with a loss for the distribution; the noise is no random number."""
+
+    def call(self, inputs):
+        mean, log_variance = inputs
+        divergence = 1 + log_variance - ops.square(mean) - ops.exp(log_variance)
+        self.add_loss(-0.05 * ops.mean(ops.sum(divergence, axis=1)))
+        return mean + ops.exp(0.5 * log_variance) * ops.cos(7 * mean)
+
+
+def variational():
+    """An autoencoder of two models, whose encoder adds a loss."""
+    inputs, code = keras.Input([FEATURES]), keras.Input([2])
+    x = layers.Dense(8, name="down")(layers.Dense(12, "tanh", name="up")(inputs))
+    encoder = keras.Model(inputs, Sampling()([layers.Dense(2)(x), layers.Dense(2)(x)]))
+    decoder = keras.Model(code, layers.Dense(FEATURES)(layers.Dense(8, "tanh")(code)))
+    model = keras.Model(inputs, decoder(encoder(inputs)))
+    model.compile("adam", "mse")
+    x, _, _ = numbers()
+    return model, fit(model, x, x, validation_data=(x[:9], x[:9]))
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return -(-ROWS // BATCH)
+
+    def __getitem__(self, place):
+        return tuple(part[place * BATCH : (place + 1) * BATCH] for part in numbers())
+
+
+def datasets():
+    """Batches that an object makes, with weights of samples; rates that follow the loss."""
+    how = {"steps_per_execution": 4, "jit_compile": False}
+    model = classifier(optimizer=keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True), **how)
+    callbacks = [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        keras.callbacks.ReduceLROnPlateau("loss", patience=0, min_delta=1.0),
+        keras.callbacks.EarlyStopping("loss", patience=1, min_delta=0.5, restore_best_weights=True),
+    ]
+    made = Batches(workers=1)
+    how = {"validation_data": made, "callbacks": callbacks, "verbose": 0, "shuffle": False}
+    return model, model.fit(made, epochs=4, **how).history
+
+
 def attention():
     """Words of several lengths through attention, which takes the mask off what it reads."""
     words = keras.Input([6], dtype="int32")
@@ -355,6 +417,9 @@ PROGRAMS = {
         files,
         resumed,
         sequences,
+        translation,
+        variational,
+        datasets,
         attention,
         sparse,
         texts,

@@ -15,6 +15,7 @@ import numpy as np
 import tfscale
 from tests.strategy.pipelines import Tied
 from tfscale.parallel import Experts
+from tfscale.plan import pipelines
 
 layers = keras.layers
 
@@ -118,7 +119,13 @@ def mixture():
 PROGRAMS = {
     each.__name__: each for each in (mlp, residual, unet, transformer, gpt, vit, lstm, mixture)
 }
-RULES = {"up": "columns", "down": "rows", "attention": "heads", "^table": "vocabulary"}
+RULES = {
+    "up": "columns",
+    "down": "rows",
+    "attention": "heads",
+    "^table": "vocabulary",
+    "^last": "columns",  # so the loss takes slices of logits
+}
 
 
 def rules_of(program):
@@ -126,6 +133,7 @@ def rules_of(program):
     has = {"up", "down"}
     has |= {"attention"} if program in ("transformer", "gpt", "vit") else set()
     has |= {"^table"} if program in ("gpt", "lstm") else set()
+    has |= {"^last"} if program == "gpt" else set()
     return {pattern: kind for pattern, kind in RULES.items() if pattern in has}
 
 
@@ -139,7 +147,7 @@ def _pipeline(stages, order="1f1b", microbatches=4, **more):
     }
 
 
-ORDERS = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+ORDERS = ("gpipe", "1f1b", "interleaved", "zero_bubble", "chimera")
 GRIDS = {
     "TP2": (2, lambda: {"grid": tfscale.Grid(tensor=2)}),
     "PP2": (2, lambda: _pipeline(2)),
@@ -150,6 +158,10 @@ GRIDS = {
     "DP2 x TP2": (4, lambda: {"grid": tfscale.Grid(tensor=2)}),
     "DP2 x PP2": (4, lambda: _pipeline(2)),
     "TP2 x PP2": (4, lambda: _pipeline(2, tensor=2)),
+    "PP4 dualpipe": (4, lambda: _pipeline(4, pipelines.dualpipe, 8)),
+    "DP2 x PP2 chimera": (4, lambda: _pipeline(2, "chimera")),
+    "TP2 x PP2 chimera": (4, lambda: _pipeline(2, "chimera", tensor=2)),
+    "PP4 chimera + shards": (4, lambda: _pipeline(4, "chimera") | {"shard": "optimizer"}),
     "PP2 + shards": (4, lambda: _pipeline(2) | {"shard": "optimizer"}),
     "TP2 + shards": (4, lambda: {"grid": tfscale.Grid(tensor=2), "shard": "optimizer"}),
     "EP2 + shards": (4, lambda: {"grid": tfscale.Grid(experts=2), "shard": "optimizer"}),

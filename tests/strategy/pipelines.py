@@ -30,6 +30,12 @@ def residual():
     return keras.Model(start, layers.Dense(3, name="last")(layers.LayerNormalization()(x)))
 
 
+def recurrent(dropout=0.0):
+    start = keras.Input((7,))
+    x = layers.SimpleRNN(6, return_sequences=True, dropout=dropout)(layers.Reshape((7, 1))(start))
+    return keras.Model(start, layers.Dense(3, name="last")(layers.SimpleRNN(5)(x)))
+
+
 @keras.saving.register_keras_serializable("pipeline")
 class Tied(layers.Layer):
     """An embedding whose table also gives the logits."""

@@ -20,7 +20,7 @@ from keras import layers, optimizers
 import tfscale
 from tests.strategy.groups import SECONDS, start
 from tfscale.bridge.installed import KERAS_2
-from tfscale.strategy.variables import Placed
+from tfscale.strategy.placed import Placed
 
 pytestmark = [
     pytest.mark.usefixtures("float64"),
@@ -71,13 +71,13 @@ full = pytest.mark.full
         pytest.param("perceptron", "scaling", 2, 2, marks=full),
         ("capped", "sgd", 4, 2),
         pytest.param("capped", "adam", 2, 1, marks=full),
-        ("lopsided", "sgd", 2, 2),
+        pytest.param("lopsided", "sgd", 2, 2, marks=full),
         pytest.param("regular", "sgd", 2, 2, marks=full),
         ("twice", "sgd", 2, 2),
         pytest.param("Language", "adam", 2, 2, marks=full),
         pytest.param("Language", "sgd", 4, 2, marks=full),
         ("Language", "sgd", 2, 1),
-        ("OwnStep", "sgd", 2, 2),
+        pytest.param("OwnStep", "sgd", 2, 2, marks=full),
         pytest.param("OwnStep", "adam", 4, 2, marks=full),
     ],
 )
@@ -129,10 +129,15 @@ def test_several_steps_at_once():
 def test_mixed_precision_trains():
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("mixed_bfloat16")
+
+    def weights_and_losses(found):  # rounding may turn predictions, and so accuracies
+        *weights, _, loss, _, validation_loss, _, _ = found
+        return [*weights, loss, validation_loss]
+
     expected = trained(made(None, perceptron), epochs=2)
     model = made(shared(), perceptron)
-    # A token that likes two experts equally may go to another one: predictions show it.
-    assert_near(trained(model, epochs=2)[:-1], expected[:-1], 0.03)
+    found = trained(model, epochs=2)
+    assert_near(weights_and_losses(found), weights_and_losses(expected), 0.01)
     assert model.get_layer("experts").up.dtype == "float32"
 
 
@@ -248,7 +253,13 @@ def event(output):
 def test_replicas_hold_their_shares_and_files_are_those_of_one_device(tmp_path):
     strategy = shared(4)
     model = made(strategy, perceptron, "adam")
-    trained(model, 1)
+    x, y = data(model, 48)
+
+    def goes_on(model):
+        model.fit(x, y, 16, verbose=0, shuffle=False)
+        return numbers(model)
+
+    goes_on(model)
     rows = {row.path: row for row in strategy.layouts()}
     for name in Experts.NAMES:
         weight = rows[f"experts/{name}"].weight[0]
@@ -258,13 +269,13 @@ def test_replicas_hold_their_shares_and_files_are_those_of_one_device(tmp_path):
     assert len(slots) == 4 and all(isinstance(v.value, Placed) for v in slots)
     path = tmp_path / "model.keras"
     model.save(path)
-    saved, expected = numbers(model), trained(model, 2)
+    saved, expected = numbers(model), goes_on(model)
     for other in (None, shared(2), shared(4, 4)):
         with other.scope() if other else contextlib.nullcontext():
             loaded = keras.models.load_model(path)
         for one, whole in zip(numbers(loaded), saved, strict=True):
             np.testing.assert_array_equal(one, whole)
-        assert_near(trained(loaded, 2), expected)
+        assert_near(goes_on(loaded), expected)
 
 
 def test_tokens_travel_once_to_other_replicas_and_back():

@@ -25,6 +25,16 @@ SELDOM |= {
     ("2x1", "what_metrics_return_is_a_number"),
     ("2x1", "jit_is_refused"),
 }
+# These are about workers, or it is workers that may do them wrongly.
+SELDOM |= {
+    ("1x2", "model_checkpoint"),
+    ("1x2", "backup_and_restore"),  # test_backup.py restores on devices, too
+    ("1x2", "tensorboard"),
+    ("1x2", "tensorboard_in_rounds"),
+    ("1x2", "a_second_strategy"),
+}
+# These write the weights that all replicas have, as save_and_load does in both layouts.
+SELDOM |= {("2x1", "save_and_load_weights"), ("2x1", "export")}
 
 
 def rows():

@@ -320,6 +320,25 @@ def test_a_tape_that_another_one_records_is_left_alone():
     check(lambda: Tagger(penalty, 1))
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_mean_of_ones_own_by_inputs(beside):
+    """Adversarial samples: the gradient by inputs is a part of that of the batch's mean."""
+
+    class Climbs(Tagger):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            found = tape.gradient(loss, [x, self.trainable_variables] if beside else [x])
+            if not beside:
+                return super().train_step((x + 20.0 * found[0], y))
+            self.optimizer.apply(found[1], self.trainable_variables)
+            return {"slope": tf.reduce_sum(tf.square(found[0]))}
+
+    check(lambda: Climbs(mean_of_squares, 1))
+
+
 class Function(Tagger):
     """Model whose tape is within a function of its own."""
 
@@ -552,6 +571,31 @@ def test_a_compute_metrics_that_adds_keys(key):
 )
 def test_metrics_of_a_steps_own_loss(term):
     check(lambda: Tracked(TERMS[term]))
+
+
+class Listed(keras.Model):
+    """A step of Keras's guides: its logs hold the metrics of ``compile`` in a dict of their own."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            predicted = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=predicted)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        for metric in self.metrics:
+            metric.update_state(*([loss] if metric.name == "loss" else [y, predicted]))
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def test_logs_that_list_the_metrics_of_the_model():
+    def build():
+        inputs = keras.Input([3])
+        model = Listed(inputs, layers.Dense(1)(inputs))
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae", "mape"])
+        return model
+
+    assert "mape" in check_twins(build, fit)
 
 
 class Counts(Tracked):

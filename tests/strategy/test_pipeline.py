@@ -1,6 +1,7 @@
 """Pipelines: a model in stages trains as one device does, in each order and for uneven batches."""
 
 import contextlib
+import functools
 import gc
 import json
 import re
@@ -26,6 +27,7 @@ from tests.strategy.pipelines import (
     lookups,
     normalized,
     perceptron,
+    recurrent,
     residual,
     trained,
     transformer,
@@ -57,6 +59,12 @@ def assert_near(found, expected, tolerance=1e-6):
 # ---------------------------------------------------------------------------- exactness
 
 
+@functools.cache
+def on_one_device(build, optimizer):
+    """Model and everything that its training shows, in float32."""
+    return trained(None, build, OPTIMIZERS[optimizer])
+
+
 @pytest.mark.parametrize(
     ("build", "optimizer", "stages", "settings"),
     [
@@ -73,11 +81,24 @@ def assert_near(found, expected, tolerance=1e-6):
         (lookups, "adam", 2, {"cuts": ["next"]}),
         pytest.param(lookups, "adam", 2, {"order": "interleaved"}, marks=full),
         (transformer, "adam", 2, {"cuts": ["norm1"]}),
+        (lookups, "adam", 4, {"order": "chimera"}),
+        pytest.param(residual, "sgd", 2, {"order": "chimera"}, marks=full),
+        (
+            recurrent,
+            "sgd",
+            2,
+            {"order": "chimera", "microbatches": 2},
+        ),  # with seeds from which nobody draws
+        pytest.param(transformer, "adam", 4, {"order": "chimera"}, marks=full),
+        pytest.param(embedded, "averages", 4, {"order": "chimera"}, marks=full),
+        pytest.param(
+            perceptron, "window", 4, {"order": pipelines.dualpipe, "microbatches": 8}, marks=full
+        ),
     ],
     ids=lambda each: getattr(each, "__name__", None),
 )
 def test_stages_train_as_one_device(build, optimizer, stages, settings):
-    _, expected = trained(None, build, OPTIMIZERS[optimizer])
+    _, expected = on_one_device(build, optimizer)
     _, found = trained(pipelined(stages, **settings), build, OPTIMIZERS[optimizer])
     assert_near(found, expected)
 
@@ -104,6 +125,69 @@ def test_weights_that_a_layer_gets_later_train_in_its_stage():
     expected = tuned(None)
     assert all(np.any(value) for name, value in expected.items() if "lora_kernel_b" in name)
     assert_near(tuned(pipelined(2)), expected)
+
+
+def test_weights_that_were_frozen_when_the_model_was_cut_train_later():
+    def thawed(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = perceptron()
+            for frozen in (True, False):
+                for name in ("layer0", "layer3"):
+                    model.get_layer(name).trainable = not frozen
+                compiled(model, OPTIMIZERS["sgd"])
+                model.fit(*data(model, 58), 16, 1, 0, shuffle=False)
+        return {f"{i} {v.name}": v.numpy() for i, v in enumerate(model.weights)}
+
+    assert_near(thawed(pipelined(2)), thawed(None))
+
+
+@pytest.mark.parametrize("order", ["1f1b", pytest.param("zero_bubble", marks=pytest.mark.full)])
+def test_models_that_share_layers(order):
+    """Transfer learning: a model trains, then one on top of it, then a part of both predicts."""
+
+    def trained(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            base = compiled(perceptron(), OPTIMIZERS["sgd"])
+            x, y = data(base, 20)
+            base.fit(x, y, 8, verbose=0, shuffle=False)
+            features = base.get_layer("layer3").output
+            head = layers.Dense(5, "tanh", name="head1")(layers.Dense(4, name="head0")(features))
+            model = keras.Model(base.inputs, layers.Dense(3, name="head2")(head))
+            for frozen in (True, False):
+                base.trainable = not frozen
+                compiled(model, OPTIMIZERS["sgd"]).fit(x, y, 8, verbose=0, shuffle=False)
+            base.fit(x, y, 8, verbose=0, shuffle=False)
+            base.trainable = False
+            with pytest.warns(UserWarning, match="frozen|not have any trainable"):
+                compiled(base, OPTIMIZERS["sgd"]).train_on_batch(x, y)
+            found = {"features": keras.Model(base.inputs, features).predict(x, 8, verbose=0)}
+        return found | {f"{i} {v.name}": v.numpy() for i, v in enumerate(model.weights)}
+
+    assert_near(trained(pipelined(2, order=order)), trained(None))
+
+
+def folded():
+    """Rows of frames, and a number without rows, cross the cut; an output has rows of frames."""
+    inputs = keras.Input((7,))
+    x = layers.Dense(3, "tanh")(ops.reshape(inputs[:, :6], (-1, 2)))
+    frames = layers.Dense(4)(layers.Dense(12, "tanh", name="wide")(x))
+    x = ops.reshape(frames, (-1, 12)) * (1 + 0 * ops.sum(x))
+    return keras.Model(inputs, layers.Dense(3, name="last")(x)), frames
+
+
+def test_tensors_of_other_rows_than_the_batch_cross_a_cut():
+    def results(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model, frames = folded()
+            x, y = data(compiled(model, OPTIMIZERS["sgd"]), 19)
+            model.fit(x, y, 8, verbose=0, shuffle=False)
+            found = {"frames": keras.Model(model.inputs, frames).predict(x, 8, verbose=0)}
+        return found | {f"{i} {v.name}": v.numpy() for i, v in enumerate(model.weights)}
+
+    assert_near(results(pipelined(2, cuts=["wide"])), results(None))
 
 
 class Adds(layers.Layer):
@@ -136,8 +220,8 @@ def adding(kind=Adds):
 @pytest.mark.parametrize(  # 48: TensorFlow knows the number of rows of a batch
     ("rows", "cut"),
     [
-        *((58, "adds"), (48, "last")),
-        *(pytest.param(*case, marks=full) for case in ((58, "last"), (48, "adds"))),
+        (48, "last"),
+        *(pytest.param(*case, marks=full) for case in ((58, "adds"), (58, "last"), (48, "adds"))),
     ],
 )
 def test_losses_that_layers_add_are_those_of_the_batch(cut, rows):
@@ -145,6 +229,78 @@ def test_losses_that_layers_add_are_those_of_the_batch(cut, rows):
         _, expected = trained(None, adding, OPTIMIZERS["sgd"], rows=rows)
         _, found = trained(pipelined(cuts=[cut]), adding, OPTIMIZERS["sgd"], rows=rows)
     assert_near(found, expected, 1e-12)
+
+
+class Counts(layers.Layer):
+    """Layer whose metric counts what goes through it."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.seen = keras.metrics.Mean(name=f"{self.name}_seen")
+
+    def call(self, x):
+        self.seen.update_state(ops.abs(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        pytest.param({"devices": 4}, marks=full),
+        pytest.param({"tensor": 2, "devices": 4}, marks=full),
+    ],
+)
+def test_metrics_of_layers_count_in_each_stage(settings):
+    def seen(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            inputs = keras.Input([6])
+            x = Counts(name="early")(layers.Dense(4, "tanh", name="up")(inputs))
+            x = Counts(name="late")(layers.Dense(4, "tanh", name="down")(x))
+            model = keras.Model(inputs, layers.Dense(3)(x))
+            model.compile("sgd", "mse", metrics=["mae"])
+        x = np.random.default_rng(0).standard_normal((21, 6))
+        y = x[:, :3]
+        found = model.fit(x, y, 8, 2, 0, shuffle=False, validation_data=(x[:9], y[:9])).history
+        found |= model.train_on_batch(x[:8], y[:8], return_dict=True)
+        return found | {
+            f"test {k}": v for k, v in model.evaluate(x, y, 8, 0, return_dict=True).items()
+        }
+
+    settings = dict(settings)
+    tensor, devices = settings.pop("tensor", 1), settings.pop("devices", 2)
+    rules = {"up": "columns"} if tensor > 1 else None
+    strategy = tfscale.ScaleStrategy(
+        "ring",
+        devices=[f"CPU:{i}" for i in range(devices)],
+        deadline=60,
+        grid=tfscale.Grid(stages=2, tensor=tensor),
+        tensor=rules,
+        pipeline=Pipeline(cuts=["late"], microbatches=3),
+    )
+    with doubles():
+        assert_near(seen(strategy), seen(tf.distribute.get_strategy()), 1e-12)
+
+
+def test_experts_in_each_stage_take_microbatches():
+    """Experts compute rows in an order of their own, and give the loss as many as they got."""
+
+    def seen(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            x = inputs = keras.Input([5, 4])
+            for place in range(2):
+                y = tfscale.parallel.Experts(4, 6, k=2, balance=0.0, name=f"experts{place}")(x)
+                x = layers.Add()([x, y])
+            model = keras.Model(inputs, layers.Dense(4)(x))
+            model.compile("adam", "mse")
+        x = np.random.default_rng(0).standard_normal((21, 5, 4))
+        return model.fit(x, x**2, 8, 2, 0, shuffle=False).history
+
+    strategy = pipelined(2, cuts=["experts1"], microbatches=3)
+    with doubles():
+        assert_near(seen(strategy), seen(tf.distribute.get_strategy()), 1e-12)
 
 
 @pytest.mark.parametrize("cut", ["adds", "last"])
@@ -166,7 +322,7 @@ def policy(name):
 @pytest.mark.parametrize(
     ("name", "microbatches"),
     [
-        ("mixed_float16", 1),
+        pytest.param("mixed_float16", 1, marks=full),
         pytest.param("mixed_bfloat16", 1, marks=full),
         ("mixed_bfloat16", 4),
     ],
@@ -185,10 +341,17 @@ def test_mixed_precision(name, microbatches):
     assert_near(found, expected)
 
 
-@pytest.mark.parametrize("build", [perceptron, pytest.param(embedded, marks=full)])
-def test_stages_times_data(build):
-    _, expected = trained(None, build, OPTIMIZERS["adam"])
-    _, found = trained(pipelined(2, devices=4, microbatches=3), build, OPTIMIZERS["adam"])
+@pytest.mark.parametrize(
+    ("build", "settings"),
+    [
+        (perceptron, {"microbatches": 3}),
+        pytest.param(embedded, {"microbatches": 3}, marks=full),
+        pytest.param(perceptron, {"order": "chimera"}, marks=full),
+    ],
+)
+def test_stages_times_data(build, settings):
+    _, expected = on_one_device(build, "adam")
+    _, found = trained(pipelined(2, devices=4, **settings), build, OPTIMIZERS["adam"])
     # Logs within an epoch are means over the parts of the data.
     assert_near(found | {"logs": expected["logs"]}, expected)
 
@@ -202,7 +365,7 @@ def test_stages_times_data(build):
     ],
 )
 def test_replicas_of_one_stage_share_out_its_state(build, optimizer):
-    _, expected = trained(None, build, OPTIMIZERS[optimizer])
+    _, expected = on_one_device(build, optimizer)
     strategy = pipelined(2, devices=4, shard="optimizer")
     model, found = trained(strategy, build, OPTIMIZERS[optimizer])
     assert_near(found | {"logs": expected["logs"]}, expected)
@@ -222,10 +385,12 @@ def test_replicas_of_one_stage_share_out_its_state(build, optimizer):
         ("2x1", perceptron, "adam", "1f1b"),
         pytest.param("2x1", transformer, "adam", "gpipe", marks=pytest.mark.full),
         pytest.param("2x2", residual, "sgd", "1f1b", marks=pytest.mark.full),
+        pytest.param("2x1", transformer, "adam", "chimera", marks=pytest.mark.full),
+        pytest.param("2x2", residual, "sgd", "chimera", marks=pytest.mark.full),
     ],
 )
 def test_stages_of_processes_train_as_one_device(tmp_path, layout, build, optimizer, order):
-    model, expected = trained(None, build, OPTIMIZERS[optimizer])
+    model, expected = on_one_device(build, optimizer)
     path = tmp_path / "model.keras"
     settings = {"BUILD": build.__name__, "OPTIMIZER": optimizer, "ORDER": order, "FILE": str(path)}
     with start("pipeline.py", layout, **settings) as group:
@@ -258,9 +423,16 @@ def test_a_stage_that_was_killed_is_named_with_its_turn(victim):
 # ------------------------------------------------------------------------ who holds what
 
 
+def after_two_steps(strategy):
+    with strategy.scope():
+        model = compiled(perceptron(), OPTIMIZERS["adam"])
+    model.fit(*data(model, 32), 16, verbose=0, shuffle=False)
+    return model
+
+
 def test_each_replica_holds_its_stage_only():
     strategy = pipelined(2, cuts=["layer2"])
-    model, _ = trained(strategy, perceptron, OPTIMIZERS["adam"], epochs=1)
+    model = after_two_steps(strategy)
     slots = [v for v in model.optimizer.variables if v.shape.rank]
     for variables in (model.trainable_variables, slots):
         for variable in variables:
@@ -269,8 +441,21 @@ def test_each_replica_holds_its_stage_only():
             assert sizes[owner] == np.prod(variable.shape) and sizes[1 - owner] == 0, variable.path
 
 
+def test_two_ranks_hold_the_stages_that_they_run_in_opposite_directions():
+    strategy = pipelined(4, order="chimera")
+    model = after_two_steps(strategy)
+    for row in strategy.layouts():
+        for layout, _ in (row.weight, *row.slots):
+            assert sum(layout.held(rank) for rank in range(4)) == 2 * layout.numbers, row.path
+            assert all(layout.held(rank) == layout.held(3 - rank) for rank in range(4))
+    for variable in model.trainable_variables:  # twins have the same bits
+        parts = [part.numpy() for part in variable.value.values]
+        for rank in (0, 1):
+            np.testing.assert_array_equal(parts[rank], parts[3 - rank], err_msg=variable.path)
+
+
 def test_a_strategy_does_not_keep_its_models_alive():
-    model, _ = trained(pipelined(2), perceptron, OPTIMIZERS["adam"], epochs=1)
+    model = after_two_steps(pipelined(2))
     kept = {"model": weakref.ref(model), "weight": weakref.ref(model.trainable_variables[0])}
     del model
     gc.collect()
@@ -291,7 +476,7 @@ SHARDED = {"stages": 2, "devices": 4, "shard": "optimizer"}
 )
 def test_files_are_those_of_one_device(tmp_path, first, other):
     path = tmp_path / "model.keras"
-    model, _ = trained(pipelined(**first), perceptron, OPTIMIZERS["adam"], epochs=1)
+    model = after_two_steps(pipelined(**first))
     model.save(path)
     x, y = data(model, 48)
     strategy = None if other is None else pipelined(**other)
@@ -326,6 +511,19 @@ def fitted(build, optimizer="sgd", strategy=None, **more):
     model.fit(x, np.zeros(8, int), 8, verbose=0)
 
 
+def overlapping(ranks, microbatches):
+    """Return an order whose second rank makes all passes of the last microbatch."""
+    one_way = pipelines.one_f_one_b(ranks, microbatches).turns
+    kept, last = [], microbatches - 1
+    for turns in one_way:
+        kept.append(tuple(turn for turn in turns if turn.microbatch < last))
+    works = pipelines.Work.FORWARD, pipelines.Work.BACKWARD
+    own = [pipelines.Turn(works[0], last, stage) for stage in range(ranks)]
+    own += [pipelines.Turn(works[1], last, stage) for stage in reversed(range(ranks))]
+    turns = (*kept[:-1], (*kept[-1], *own))
+    return pipelines.PipelineOrder("overlapping", ranks, microbatches, turns)
+
+
 class OwnStep(keras.Model):
     def train_step(self, data):
         return super().train_step(data)
@@ -343,8 +541,25 @@ def test_what_cannot_be_cut_is_refused_by_name():
         fitted(own_step)
     with pytest.raises(ValueError, match="run_eagerly=True"):
         fitted(perceptron, run_eagerly=True)
+    with pytest.raises(ValueError, match=r"has norm0/moving_mean on the ranks \[0, 1\]"):
+        fitted(normalized, strategy=pipelined(2, order="chimera"))
+    with pytest.raises(ValueError, match=r"has seed_generator\w*/\w* on the ranks \[0, 1\]"):
+        fitted(lambda: recurrent(dropout=0.5), strategy=pipelined(2, order="chimera"))
     with pytest.raises(ValueError, match="cuts names 'nowhere', and the model has no layer"):
         fitted(perceptron, strategy=pipelined(cuts=["nowhere"]))
+
+
+def test_a_model_that_turns_the_stages_of_another_around_is_refused():
+    with pipelined(2).scope():
+        base = compiled(perceptron(), OPTIMIZERS["sgd"])
+        first, last = base.get_layer("layer0"), base.layers[-1]
+        inputs = keras.Input([last.kernel.shape[0]])
+        between = layers.Dense(first.kernel.shape[0], name="between")(last(inputs))
+        with pytest.raises(ValueError, match="calls 'layer0' behind .* Compile the model with the"):
+            compiled(keras.Model(inputs, first(between)), OPTIMIZERS["sgd"])
+        whole = keras.Input(base.input_shape[1:])
+        with pytest.raises(ValueError, match=f"calls '{base.name}' in one stage"):
+            compiled(keras.Model(whole, layers.Dense(3)(base(whole))), OPTIMIZERS["sgd"])
 
 
 def test_an_optimizer_that_keeps_numbers_beside_its_slots_is_refused():
@@ -380,8 +595,8 @@ def test_a_loop_of_ones_own_is_refused():
         ({"pipeline": Pipeline()}, "has one stage"),
         ({"grid": tfscale.Grid(stages=2), "pipeline": Pipeline(["a", "b"])}, "makes 3 stages"),
         (
-            {"grid": tfscale.Grid(stages=2), "pipeline": Pipeline(order=pipelines.chimera)},
-            "puts stage 0 on several ranks",
+            {"grid": tfscale.Grid(stages=2), "pipeline": Pipeline(order=overlapping)},
+            r"gives rank 0 the stages \[0\] and rank 1 the stages \[0, 1\]",
         ),
         (
             {"grid": tfscale.Grid(stages=2), "pipeline": Pipeline(), "shard": "all"},

@@ -18,7 +18,7 @@ from tests.strategy.cases import BY_NAME
 from tests.strategy.compare import check
 from tests.strategy.groups import SECONDS, judge, take, trained_once
 from tfscale.optimizers import LAMB, LARS, AdaHessian
-from tfscale.strategy.variables import Placed
+from tfscale.strategy.placed import Placed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
 
@@ -252,7 +252,9 @@ def test_a_lossy_wire_keeps_what_it_loses():
 # ------------------------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("name", ["nadam, clipvalue", "adafactor"])  # Keras saves no exclusions
+@pytest.mark.parametrize(  # Keras saves no exclusions
+    "name", ["adafactor", pytest.param("nadam, clipvalue", marks=pytest.mark.full)]
+)
 def test_files_are_those_of_one_device(tmp_path, name):
     path = tmp_path / "model.keras"
     model = made(sharded(3), MADE[name])

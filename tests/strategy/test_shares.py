@@ -109,7 +109,7 @@ def test_replicas_take_their_shares_in_loops_and_functions():
 REFUSED = ("shard_file", "shard_off")
 QUICK = {
     ("shares", "2x1"): (
-        *("sgd", "batch_norm_adam", "masked_lstm", "last_batch_of_1", "batch_of_1", "judge"),
+        *("batch_norm_adam", "masked_lstm", "last_batch_of_1", "judge"),
         *("accumulate_and_clip", "dataset", "steps_per_execution", "own_step_clips", "py_dataset"),
     ),
     ("measured", "1x2"): ("run_eagerly", "two_optimizers", "sparse_input_adam"),
@@ -283,7 +283,10 @@ def test_processes_that_are_stopped_in_each_period_find_shares_and_keep_them(quo
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    ["follows", "follows_late", "follows_in_a_loop", "restarts", "restarts_late", "says", "names"],
+    [
+        *("follows", "follows_in_a_loop", "restarts_late", "says", "names"),
+        *(pytest.param(case, marks=pytest.mark.full) for case in ("follows_late", "restarts")),
+    ],
 )
 def test_measured_shares(case):
     for record in take("shares.py", "scale", "2x1", [case])[case]:

@@ -15,7 +15,8 @@ from keras import layers, optimizers
 
 import tfscale
 from tfscale.bridge.installed import KERAS_2
-from tfscale.strategy.variables import Placed
+from tfscale.bridge.objects import native
+from tfscale.strategy.placed import Placed
 
 pytestmark = [
     pytest.mark.usefixtures("float64"),
@@ -156,7 +157,7 @@ def assert_near(found, expected, tolerance=1e-12):
 @pytest.mark.parametrize(
     "program, optimizer, devices, tensor",
     [
-        ("functional", "adamw", 2, 2),
+        pytest.param("functional", "adamw", 2, 2, marks=pytest.mark.full),
         ("functional", "accumulating", 2, 2),
         ("functional", "averaging", 4, 2),
         pytest.param("functional", "scaling", 2, 2, marks=pytest.mark.full),
@@ -196,19 +197,108 @@ class OwnStep(keras.Model):
         return {"loss": loss, "seen": self.seen.result()}
 
 
-@pytest.mark.parametrize("devices", [2, 4])
-def test_a_step_of_a_users_own(devices):
+def assert_steps_are_those_of_one_device(program, devices=2, rate=0.05, loss=None):
+    """Compare weights, logs and predictions of a model with a step of its own."""
     x = np.random.default_rng(0).standard_normal((22, 4))
 
     def result(strategy):
         keras.utils.set_random_seed(1)
         with strategy.scope() if strategy else contextlib.nullcontext():
-            model = OwnStep()
-            model.compile(optimizers.SGD(0.05))
+            model = program()
+            model.compile(optimizers.SGD(rate), loss)
         history = model.fit(x, x, 8, 2, shuffle=False, verbose=0).history
-        return [*numbers(model), *map(np.array, history.values())]
+        predicted = model.predict(x, 8, verbose=0)
+        return [*numbers(model), *map(np.array, history.values()), predicted]
 
     assert_near(result(grid({"up": "columns", "down": "rows"}, devices)), result(None))
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_step_of_a_users_own(devices):
+    assert_steps_are_those_of_one_device(OwnStep, devices)
+
+
+class ByInputs(keras.Model):
+    """Model with a penalty on gradients by its inputs, and samples that climb the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = layers.Dense(8, "tanh", name="up")
+        self.down = layers.Dense(4, name="down")
+
+    def call(self, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            outputs = self.down(self.up(x))
+        return outputs + tape.gradient(outputs, x)
+
+    def train_step(self, data):
+        x, y = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                own = tf.reduce_mean(tf.square(self(x)))
+            x += 20.0 * tape.gradient(own, x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            loss += self.compute_loss(x, y, self(x, training=True))
+        grads, by_inputs = tape.gradient(loss, [self.trainable_variables, x])
+        self.optimizer.apply(grads, self.trainable_variables)
+        return {"loss": loss, "slope": tf.reduce_sum(tf.square(by_inputs))}
+
+
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_gradients_by_inputs_are_whole(devices):
+    assert_steps_are_those_of_one_device(ByInputs, devices, loss="mse")
+
+
+class ClipsItself(OwnStep):
+    """Model that clips the gradient of a mean of its own."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        grads, norm = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.5)
+        self.optimizer.apply(grads, self.trainable_variables)
+        return {"norm": norm}
+
+
+def test_a_step_clips_the_gradient_of_its_own_mean():
+    assert_steps_are_those_of_one_device(ClipsItself, rate=0.5)
+
+
+def test_indices_count_from_the_end_of_a_table_and_others_fail():
+    def build():
+        words = keras.Input((2,), dtype="int32")
+        return keras.Model(words, layers.Flatten()(layers.Embedding(16, 3, name="table")(words)))
+
+    strategy, x = grid({"table": "vocabulary"}), np.array([[3, -1], [-16, 15]])
+    model = made(strategy, build)
+    np.testing.assert_array_equal(model.predict(x, verbose=0), made(None, build)(x))
+    for wrong in (16, -17):
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match="outside of the rows of the layer table"
+        ):
+            model.predict(np.array([[3, wrong], [0, 1]]), verbose=0)
+
+
+def test_columns_of_sequences_that_are_as_long_as_a_bias():
+    """Keras takes an axis with the size of the whole bias for that of channels."""
+    x = np.random.default_rng(0).standard_normal((12, 16, 8))
+
+    def result(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            inputs = keras.Input((16, 8))
+            up = layers.Dense(16, "gelu", name="up", bias_initializer="random_normal")(inputs)
+            model = keras.Model(inputs, layers.Dense(8, name="down")(up))
+            model.compile("sgd", "mse")
+        model.fit(x, x, 6, verbose=0, shuffle=False)
+        return numbers(model)
+
+    assert_near(result(grid({"up": "columns", "down": "rows"})), result(None))
 
 
 def test_eager_steps():
@@ -301,12 +391,56 @@ def dense(units=8, **more):
     return keras.Sequential([keras.Input((4,)), layers.Dense(units, name="up", **more)])
 
 
+def test_a_pattern_that_matches_a_kernel_cuts_the_layer():
+    """A bias is cut with its kernel."""
+
+    def outcome(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = dense()
+            model.compile("sgd", "mse")
+        x = np.random.default_rng(0).standard_normal((16, 4))
+        model.fit(x, np.ones((16, 8)), 8, 2, 0, shuffle=False)
+        return model, [*model.get_weights(), model.predict(x, verbose=0)]
+
+    model, found = outcome(grid({"up/kernel": "columns"}))
+    assert [tuple(native(v).values[0].shape) for v in model.weights] == [(4, 4), (4,)]
+    assert_near(found, outcome(None)[1], 1e-6)
+
+
+def test_a_rule_may_match_one_of_several_models():
+    with grid({"up": "columns", "down": "rows"}).scope():
+        inputs = keras.Input((4,))
+        encoder = keras.Model(inputs, layers.Dense(8, name="up")(inputs))
+        model = keras.Model(inputs, layers.Dense(4, name="down")(encoder(inputs)))
+        model.compile("sgd", "mse")
+        x = np.ones((4, 4))
+        expected = np.array(encoder(x))
+        np.testing.assert_allclose(encoder.predict(x, verbose=0), expected, atol=1e-12)
+
+
+def test_a_tape_outside_of_steps_differentiates_by_inputs_only():
+    with grid({"up": "columns"}).scope():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(8, name="up")])
+    x = tf.ones((2, 4), tf.float64)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        loss = tf.reduce_sum(model(x))
+    assert tape.gradient(loss, x).shape == x.shape
+    with pytest.raises(ValueError, match="gradient of .*up/kernel outside of a step"):
+        tape.gradient(loss, model.trainable_variables)
+
+
 def test_a_layer_that_the_first_step_builds_and_cannot_cut_is_named():
     with grid({"up": "columns"}).scope():
         model = keras.Sequential([layers.Dense(3, name="up")])
         model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="2 does not divide 3"):
         model.fit(np.ones([4, 4], "f4"), np.ones([4, 3], "f4"), verbose=0)
+    with grid({"up": "columns"}).scope():  # what could not be made is forgotten
+        model = keras.Sequential([layers.Dense(4, name="up")])
+        model.compile("sgd", "mse")
+    model.fit(np.ones([4, 4], "f4"), np.ones([4, 4], "f4"), verbose=0)
 
 
 @pytest.mark.parametrize(
@@ -314,6 +448,7 @@ def test_a_layer_that_the_first_step_builds_and_cannot_cut_is_named():
     [
         ({"nothing": "rows"}, dense, "sgd", "the rule 'nothing' of tensor= matches no weight"),
         ({"up": "heads"}, dense, "sgd", "/up/kernel, a weight of a Dense"),
+        ({"up/bias": "columns"}, dense, "sgd", "/up/bias, but not sequential"),
         ({"up": "columns"}, lambda: dense(3), "sgd", "2 does not divide 3"),
         ({"up": "columns"}, dense, optimizers.Lamb, "Lamb may need all numbers of a weight"),
         (

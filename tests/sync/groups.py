@@ -192,8 +192,8 @@ class Heard(EachStep):
 
     def _now(self):
         strategy = self.model.distribute_strategy
-        everywhere = [g for g in (strategy.extended.group, strategy.extended.hosts) if g]
-        return [_calls(everywhere), _calls(strategy.rounds.teams.parts)]
+        own = strategy.rounds.teams.team
+        return [_calls(strategy.extended.groups), _calls([own] if own else [])]
 
 
 def _calls(groups):

@@ -36,6 +36,17 @@ class Endless(sync.Rule):
         pass
 
 
+def lasting(every=None, table=None):
+    """Return a user's rule whose rounds have these lengths."""
+    rule = Forgets()
+    rule.in_shards = ()
+    if every is not None:
+        rule.every = every
+    if table is not None:
+        rule.table = lambda: table
+    return rule
+
+
 @pytest.mark.parametrize(
     "wrong, said",
     [
@@ -59,6 +70,15 @@ class Endless(sync.Rule):
         (lambda: sync.DiLoCo(8, delay=2, method=PowerSGD(2)), "more than one exchange"),
         (lambda: sync.DiLoCo(8, outer=dict).make_outer(), "made {}"),
         (lambda: make(Endless()), "Endless.* does not say how many steps.*every: int = 4"),
+        (lambda: make(lasting(0)), r"every of sync=Forgets\(...\) is a number of steps.*got 0"),
+        (lambda: make(lasting(2.5)), "every of sync=Forgets.* define table.*got 2.5"),
+        (lambda: make(lasting([1, 2])), r"every of sync=Forgets.* define table.*got \[1, 2\]"),
+        (
+            lambda: make(lasting(table=[])),
+            r"table\(\) of sync=Forgets.* a list of numbers of steps",
+        ),
+        (lambda: make(lasting(table=[1, 0])), r"table\(\)\[1\] of sync=Forgets.* 1 or more; got 0"),
+        (lambda: make(sync.LocalSGD), "This is the class: pass an instance, such as LocalSGD"),
         (lambda: make(Forgets()), "names 'changes' in in_shards, but not in keeps"),
         (lambda: sync.ElasticAveraging(8, alpha=0), "alpha is .*more than 0 and at most 1; got 0"),
         (lambda: make(sync.ElasticAveraging(8, alpha=0.9)), "alpha times 3 must be less than 2"),

@@ -25,9 +25,11 @@ def make(sync, replicas=4, **settings):
 # Only in full runs.
 SELDOM = {"fragments", *STREAMS}  # by two devices, `make test` does what streams do
 SELDOM |= {
+    "as_one_larger_replica with one row",
     "as_one_larger_replica with three rows",
     "as_one_larger_replica accumulating with one row",
 }
+SELDOM |= {"programs eager", "sent_otherwise behind steps"}
 SELDOM |= {"silence of local SGD", "silence of a centre"}
 SELDOM |= {f"sent_otherwise by {way}" for way in ("int4", "bf16", "TopK")}
 

@@ -115,6 +115,22 @@ def test_a_rule_adds_to_what_is_in_shards():
         fit(regression(make(3, Adds(()))))
 
 
+class TooFew(sync.Rule):
+    """A user's, that forgets all weights but the first."""
+
+    every = 4
+
+    def end(self, round):
+        round.mean([round.weights[0].read_value()])
+
+
+def test_too_few_values_are_refused():
+    with pytest.raises(
+        ValueError, match=r"passes 1 values to round.mean; .* each of the \d weights"
+    ):
+        fit(regression(make(2, TooFew())))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", sample(CHECKS, CHECKS.keys() - PROCESSES))
 @pytest.mark.parametrize("layout", ["2x1"])

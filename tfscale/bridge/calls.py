@@ -18,15 +18,19 @@ from tfscale.bridge.tensorflow import (
 )
 
 
-def caller(kind: type | tuple[type, ...], levels: int | None = None) -> Any:
+def caller(
+    kind: type | tuple[type, ...], levels: int | None = None, method: str | None = None
+) -> Any:
     """Return the nearest object of a kind among those whose methods are being called, or None.
 
     Args:
         kind: classes of the object.
         levels: how many calls to look at; all by default.
+        method: name of the method that is being called; any by default.
     """
     near = itertools.islice(frames(sys._getframe(1)), levels)
-    found = (frame.f_locals.get("self") for frame in near)
+    named = (one for one in near if method in (None, one.f_code.co_name))
+    found = (frame.f_locals.get("self") for frame in named)
     return next((one for one in found if isinstance(one, kind)), None)
 
 

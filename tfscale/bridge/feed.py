@@ -76,7 +76,13 @@ class WholeBatches(Batches):
 
     @property
     def _type_spec(self) -> _WholeBatchesSpec:
-        return _WholeBatchesSpec.from_value(self)
+        return _WholeBatchesSpec(
+            self._input_workers,
+            self._element_spec,
+            self._strategy,
+            self._options,
+            enable_get_next_as_optional=self._enable_get_next_as_optional,
+        )
 
 
 class _WholeBatchesSpec(DistributedDatasetSpec):
@@ -90,16 +96,6 @@ class _WholeBatchesSpec(DistributedDatasetSpec):
             element_spec=self._element_spec,
             enable_get_next_as_optional=self._enable_get_next_as_optional,
             options=self._options,
-        )
-
-    @staticmethod
-    def from_value(value: WholeBatches) -> _WholeBatchesSpec:
-        return _WholeBatchesSpec(
-            value._input_workers,
-            value._element_spec,
-            value._strategy,
-            value._options,
-            enable_get_next_as_optional=value._enable_get_next_as_optional,
         )
 
 
@@ -198,7 +194,14 @@ class _Iterator(DistributedIterator):
 
     @property
     def _type_spec(self) -> _IteratorSpec:
-        return _IteratorSpec.from_value(self)
+        return _IteratorSpec(
+            self._input_workers,
+            self._element_spec,
+            self._strategy,
+            self._options,
+            self._cardinality,
+            self._enable_get_next_as_optional,
+        )
 
 
 class _IteratorSpec(DistributedIteratorSpec):
@@ -219,17 +222,6 @@ class _IteratorSpec(DistributedIteratorSpec):
             cardinality=self._cardinality,
             enable_get_next_as_optional=self._enable_get_next_as_optional,
             options=self._options,
-        )
-
-    @staticmethod
-    def from_value(value: _Iterator) -> _IteratorSpec:
-        return _IteratorSpec(
-            value._input_workers,
-            value._element_spec,
-            value._strategy,
-            value._options,
-            value._cardinality,
-            value._enable_get_next_as_optional,
         )
 
 
@@ -263,7 +255,13 @@ class _Turns(WorkerIterator):
 
     @property
     def _type_spec(self) -> _TurnsSpec:
-        return _TurnsSpec.from_value(self)
+        return _TurnsSpec(
+            self._worker,
+            self._devices,
+            self._element_spec,
+            self._options,
+            self._canonicalize_devices,
+        )
 
 
 class _OptionalPart:
@@ -293,14 +291,4 @@ class _TurnsSpec(WorkerIteratorSpec):
             element_spec=self._element_spec,
             options=self._options,
             canonicalize_devices=self._canonicalize_devices,
-        )
-
-    @staticmethod
-    def from_value(value: _Turns) -> _TurnsSpec:
-        return _TurnsSpec(
-            value._worker,
-            value._devices,
-            value._element_spec,
-            value._options,
-            value._canonicalize_devices,
         )

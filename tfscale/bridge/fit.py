@@ -152,13 +152,7 @@ def _listed(callbacks: Any) -> list[Any]:
 
 def compiling() -> keras.Model | None:
     """Return the model that is being compiled, or None, as with Keras 2."""
-    if KERAS_2:
-        return None
-    for frame in frames(sys._getframe(1)):
-        model = frame.f_locals.get("self")
-        if frame.f_code.co_name == "compile" and isinstance(model, Trainer):
-            return model
-    return None
+    return None if KERAS_2 else caller(Trainer, method="compile")
 
 
 def iterator() -> Any:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from tensorflow.python.framework import op_def_registry
-from tensorflow.python.ops.handle_data_util import get_resource_handle_data
+from tensorflow.python.framework.cpp_shape_inference_pb2 import CppShapeInferenceResult
+from tensorflow.python.ops.handle_data_util import get_resource_handle_data, set_handle_data
 
 _KEPT = "_grappler_do_not_remove"  # attribute of an operation that no optimization removes
 _COLOCATED = "_class"  # attribute that names the operations on whose device one must be
@@ -33,9 +35,11 @@ def behind(tensor: tf.Tensor, name: str) -> tf.Tensor:
     """Pass a tensor through an operation that costs nothing and that no optimization removes.
 
     TensorFlow still knows the tensor's shape. It does not rewrite operations that others wait for,
-    so others should wait for this operation instead of the tensor's own.
+    so others should wait for this operation instead of the tensor's own. A read of a variable has
+    no device of its own; then the operation gets that of the context.
     """
-    with tf.device(tensor.op.device or None):
+    device = tensor.op.device
+    with tf.device(device) if device else contextlib.nullcontext():
         passing = tensor.graph.create_op(
             "PreventGradient",
             [tensor],
@@ -110,6 +114,12 @@ def has_state(kind: str) -> bool:
 def contents_of_handle(tensor: tf.Tensor) -> Sequence[Any]:
     """Return the shapes and types of the tensors behind a handle."""
     return get_resource_handle_data(tensor).shape_and_type  # type: ignore[no-any-return]
+
+
+def give_contents(tensor: tf.Tensor, contents: Sequence[Any]) -> None:
+    """Give a handle the shapes and types of the tensors behind it."""
+    data = CppShapeInferenceResult.HandleData(is_set=True, shape_and_type=contents)
+    set_handle_data(tensor, data)
 
 
 def of_first_replica(spec: Any) -> Any:

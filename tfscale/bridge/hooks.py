@@ -395,6 +395,10 @@ REDUCE_LOSSES = _declare(
     "keras.src.losses.loss", "reduce_weighted_values", STEP,
     "a loss object divides by what the global batch holds",
 )  # fmt: skip
+CALL_LOSS = _declare("keras.losses.Loss", "__call__", STEP, "a cross-entropy gets slices of logits")
+LOSSES_OF_ROWS = _declare(
+    "keras.losses.Loss", "call", CALL, "a cross-entropy computes with slices of logits"
+)
 TAPE_GRADIENT = _declare(
     "tf.GradientTape",
     "gradient",
@@ -483,6 +487,13 @@ SET_MODEL = _declare(
 BAR_PARAMS = _declare(
     "keras.callbacks.ProgbarLogger", "set_params", STRATEGY,
     "workers other than the first show no bars by default",
+)  # fmt: skip
+PREDICT_ON_BATCH = _declare(
+    _MODEL, "predict_on_batch", STRATEGY, "workers of one device each predict a part of the batch"
+)
+RESTORE = _declare(
+    "tensorflow.python.checkpoint.restore.CheckpointPosition", "restore", STRATEGY,
+    "what a replica makes in a step is restored on all replicas",
 )  # fmt: skip
 SAVE_MODEL = _declare(
     "keras.src.saving.saving_lib", "save_model", STRATEGY, "workers may write to one path"

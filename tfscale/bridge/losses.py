@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.hooks import REDUCE_LOSSES
+from tfscale.bridge.hooks import REDUCE_LOSSES, is_assigned
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import Trainer
 
@@ -46,6 +46,20 @@ def loss_of_batch(model: Any, **batch: Any) -> Any:
 def losses_of_outputs(compiled: Any) -> list[Any]:
     """Return the records of a compiled loss, one for each output, with its weight."""
     return list(compiled._flat_losses)
+
+
+def is_of_logits(loss: Any, rank: int) -> bool:
+    """Return whether a loss is a cross-entropy of Keras that takes logits, with classes last.
+
+    Args:
+        loss: the loss.
+        rank: rank of the logits.
+    """
+    kinds = (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy)
+    if type(loss) not in kinds or is_assigned(loss, "call"):
+        return False
+    options = loss._fn_kwargs
+    return bool(options["from_logits"]) and options.get("axis", -1) in (-1, rank - 1)
 
 
 def innermost_loss(loss: Any) -> Any:

@@ -9,15 +9,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfscale.bridge.installed import KERAS_2
-from tfscale.bridge.objects import mask_of, set_mask
+from tfscale.bridge.objects import innermost, layers_of, optimizers_of
 
 if not KERAS_2:
     from keras.src.models.functional import Functional
 
 Structure = Any
+_NOT_OWN = ("builtins", "keras", "tensorflow")  # modules whose objects Keras finds, or never names
+
+_ROWS = 1_299_709  # a prime number
 
 
 class Graph:
@@ -58,6 +60,22 @@ class Graph:
         packed = keras.tree.pack_sequence_as(struct, list(outputs))
         return packed[0] if isinstance(packed, (list, tuple)) and len(packed) == 1 else packed
 
+    def begin_with_rows(self, symbols: Sequence[Any]) -> list[bool]:
+        """Return whether the first axis of each of these symbolic tensors is that of the batch.
+
+        Layers and operations of a user may move it, as ``ops.reshape(x, (-1, 4))`` does. So they
+        compute shapes for a number of rows that no other axis has.
+        """
+        if not symbols or all(map(_keeps_rows, self.nodes)):
+            return [True] * len(symbols)
+        given = [
+            keras.KerasTensor((x.shape[0] or _ROWS, *x.shape[1:]), x.dtype, sparse=x.sparse)
+            for x in self.inputs
+        ]
+        found = keras.Function(self.inputs, list(symbols)).compute_output_spec(given)
+        rows = given[0].shape[0]
+        return [tuple(x.shape[:1]) == (rows,) for x in found]
+
     def run(
         self, nodes: Sequence[Any], known: dict[int, Any], training: bool | None
     ) -> dict[int, Any]:
@@ -79,6 +97,12 @@ class Graph:
                 for symbol, tensor in zip(node.outputs, keras.tree.flatten(outputs), strict=True):
                     found[id(symbol)] = tensor
         return found
+
+
+def _keeps_rows(node: Any) -> bool:
+    """Return whether a node calls a layer of Keras, which leaves the batch's axis in its place."""
+    is_stock = type(node.operation).__module__.startswith("keras.src.layers.")
+    return is_stock and not isinstance(node.operation, keras.layers.Lambda)
 
 
 def _alive(reference: weakref.ref[Any]) -> Any:
@@ -117,9 +141,9 @@ def _one_call(model: Any, training: bool | None) -> Iterator[None]:
         model._maybe_reset_call_context()
 
 
-def spec_of_mask(symbol: Any) -> Any:
-    """Return the symbolic mask of a symbolic tensor; None if it has none."""
-    return mask_of(symbol)
+def keeps_no_graph(model: Any) -> bool:
+    """Return whether Keras could make no graph of a built Sequential model."""
+    return model.built and model._functional is None
 
 
 def takes_mask_off(operation: Any, symbol: Any) -> bool:
@@ -129,13 +153,6 @@ def takes_mask_off(operation: Any, symbol: Any) -> bool:
     """
     is_attention = not KERAS_2 and isinstance(operation, keras.layers.MultiHeadAttention)
     return is_attention and operation.compute_dtype == symbol.dtype  # else it gets another tensor
-
-
-def with_mask(tensor: tf.Tensor, mask: tf.Tensor | None) -> tf.Tensor:
-    """Return a tensor that has a mask of its samples or steps, unless the mask is None."""
-    if mask is not None:
-        set_mask(tensor, mask)
-    return tensor
 
 
 def operation_of(symbol: Any) -> Any:
@@ -157,30 +174,64 @@ def has_own_steps(model: Any, names: Sequence[str]) -> list[str]:
     ]
 
 
-def loss_of(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool) -> Any:
-    """Return a model's loss, with the added losses of its layers."""
-    return model._compute_loss(
-        x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training
-    )
-
-
 def added_losses_of(model: Any) -> list[Any]:
     """Return the losses that layers have added in this call, and the weights' regularizers."""
     return [model._aggregate_additional_loss(loss) for loss in model.losses]
 
 
 @contextlib.contextmanager
-def knows_compiled_objects(model: Any) -> Iterator[None]:
-    """Let Keras find a model's own losses and metrics by name, so that a copy is compiled alike.
+def knows_own_objects(model: Any, lambdas: dict[str, Any] | None = None) -> Iterator[None]:
+    """Let Keras find by name what a model's layers, losses and metrics are made of, for a copy.
 
     Keras finds only its own functions and classes, and registered ones, otherwise.
+
+    Args:
+        model: the model.
+        lambdas: functions without names, by the names that they get for the copy.
     """
-    given = model._compile_config.config if model.compiled else {}
-    found = [one if inspect.isroutine(one) else type(one) for one in keras.tree.flatten(given)]
-    own = [one for one in found if one.__module__.split(".")[0] not in ("builtins", "keras")]
+    compiled = model._compile_config.config if model.compiled else {}
+    layers = layers_of(model)
+    optimizers = [innermost(one) for one in optimizers_of(model)]
+    held = [one for each in [*layers, *optimizers] for one in vars(each).values() if callable(one)]
+    given = [*keras.tree.flatten(compiled), *layers, *optimizers, *held]
+    found = [one if inspect.isroutine(one) else type(one) for one in given]
+    own = [one for one in found if (one.__module__ or "builtins").split(".")[0] not in _NOT_OWN]
     names = {keras.saving.get_registered_name(one): one for one in own}
-    with keras.saving.custom_object_scope(names):
+    with keras.saving.custom_object_scope({**names, **(lambdas or {})}):
         yield
+
+
+@contextlib.contextmanager
+def uncompiled(model: Any) -> Iterator[None]:
+    """Let Keras copy a model as if it was not compiled."""
+    compiled, model.compiled = model.compiled, False
+    try:
+        yield
+    finally:
+        model.compiled = compiled
+
+
+def compile_alike(made: Any, model: Any) -> None:
+    """Compile a copy as a model is, also with lambdas, which no configuration can name."""
+    if not model.compiled:
+        return
+    lambdas: dict[str, Any] = {}
+
+    def named(one: Any) -> Any:
+        if not (inspect.isfunction(one) and one.__name__ == "<lambda>"):
+            return keras.saving.serialize_keras_object(one)
+        name = f"lambda_{len(lambdas)}"
+        lambdas[name] = one
+        kind = {"module": "builtins", "class_name": "function", "registered_name": name}
+        return {**kind, "config": name}
+
+    config = model.get_compile_config()
+    own = model._compile_config.config
+    for key in ("loss", "metrics", "weighted_metrics"):
+        if any(inspect.isfunction(one) for one in keras.tree.flatten(own.get(key))):
+            config[key] = keras.tree.map_structure(named, own[key])
+    with knows_own_objects(model, lambdas):  # a scope within a scope would hide the outer one
+        made.compile_from_config(config)
 
 
 def only_looks_up(operation: Any, weight: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
@@ -48,12 +49,16 @@ RNN_STATE = "rnn_state"
 ACCUMULATOR = "gradient_accumulator"
 
 
+def with_mask(tensor: Any, mask: Any) -> Any:
+    """Return a tensor that has a mask of its samples or steps, unless the mask is None."""
+    if mask is not None:
+        set_mask(tensor, mask)
+    return tensor
+
+
 def copy_of(tensor: Any) -> Any:
     """Return a tensor that has the same numbers and the same mask."""
-    copied = tf.identity(tensor)
-    if (mask := mask_of(tensor)) is not None:
-        set_mask(copied, mask)
-    return copied
+    return with_mask(tf.identity(tensor), mask_of(tensor))
 
 
 def path_of(variable: Variable) -> str:
@@ -90,6 +95,11 @@ def is_variable(value: Any) -> bool:
 def native(variable: Variable) -> Any:
     """TensorFlow's own variable."""
     return variable if KERAS_2 or not isinstance(variable, keras.Variable) else variable.value
+
+
+def is_made(variable: Any) -> bool:
+    """Return whether Keras 3 has made the TensorFlow variable of a variable; it may do so late."""
+    return variable._value is not None
 
 
 def key_of(variable: Variable) -> str:
@@ -173,6 +183,23 @@ def layers_of(model: Model) -> list[Layer]:
     return list(model._flatten_layers(include_self=False))
 
 
+def copy_state(old: Any, new: Any) -> None:
+    """Give a layer, or a model, all that files of Keras hold of another one of its kind.
+
+    Preprocessing layers hold more than weights: vocabularies, and tensors made of statistics.
+    """
+    new.set_weights(old.get_weights())
+    for one, other in zip([old, *layers_of(old)], [new, *layers_of(new)], strict=True):
+        if type(one).load_own_variables is not keras.layers.Layer.load_own_variables:
+            store: dict[str, Any] = {}
+            one.save_own_variables(store)
+            other.load_own_variables(store)
+        if hasattr(one, "save_assets"):
+            with tempfile.TemporaryDirectory() as folder:
+                one.save_assets(folder)
+                other.load_assets(folder)
+
+
 def operations_of(model: Any) -> list[Any]:
     """Return the operations of a functional model; none if the model is of another kind."""
     return list(getattr(model, "operations", []) or [])
@@ -200,8 +227,17 @@ def optimizers_of(model: Model) -> list[Optimizer]:
 
 
 def make_anew(variable: Any) -> None:
-    """Make the TensorFlow variable within a variable of Keras 3 again, in the present scope."""
-    variable._initialize(variable.numpy())
+    """Make the TensorFlow variable within a variable of Keras 3 again, in the present scope.
+
+    Tapes watch it if they watched it before, though its layer may be frozen now: the layer may
+    train later.
+    """
+    trainable = variable.trainable
+    variable.trainable = native(variable).trainable
+    try:
+        variable._initialize(variable.numpy())
+    finally:
+        variable.trainable = trainable
 
 
 def metrics_of(model: Any) -> list[Any]:

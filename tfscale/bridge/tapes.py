@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,10 @@ import tensorflow as tf
 
 from tfscale.bridge.graphs import next_number
 from tfscale.bridge.hooks import TAPE_GRADIENT
+from tfscale.bridge.objects import is_variable
 from tfscale.bridge.tensorflow import could_possibly_record
 
-Target = Callable[[Any, Any], Any]
-
-
+Target = Callable[..., Any]
 Result = Callable[[list[Any], list[Any]], list[Any]]
 
 
@@ -31,6 +31,42 @@ def gradients_changed(
         in_thread: whether only tapes of this thread do so.
     """
     return TAPE_GRADIENT.on(tf.GradientTape, _Changed(target, result), in_thread)
+
+
+def inner_gradients_changed(
+    target: Target, result: Result, by_tensors: bool
+) -> contextlib.AbstractContextManager[None]:
+    """Let tapes of all threads differentiate another target, and give other results, in a block.
+
+    Tapes that another tape records are changed, as for a gradient penalty.
+
+    Args:
+        by_tensors: whether tapes that differentiate by tensors are changed, too, as for adversarial
+            samples.
+        target: function of a target, the sources, and whether another tape records the gradient,
+            which returns what is differentiated.
+        result: function of all gradients and their sources that returns other gradients.
+    """
+    changing = threading.local()  # tapes that compute the new target are left alone
+
+    def gradient(
+        original: Callable[..., Any],
+        tape: Any,
+        of: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        if tape._tape is None or getattr(changing, "now", False):
+            return original(tape, of, sources, output_gradients, **kwargs)
+        is_inner = _is_recorded_by_another(tape)
+        of_weights = all(map(is_variable, tf.nest.flatten(sources)))
+        if not is_inner and (of_weights or not by_tensors):
+            return original(tape, of, sources, output_gradients, **kwargs)
+        of = _new_target(changing, tape, target, of, output_gradients, sources, is_inner)
+        return _new_gradients(tape, result, original(tape, of, sources, **kwargs), sources)
+
+    return TAPE_GRADIENT.on(tf.GradientTape, gradient)
 
 
 def after_backward_passes(
@@ -58,7 +94,7 @@ class _Changed:
 
     def __init__(self, target: Target | None, result: Result | None) -> None:
         self._change, self._result = target, result
-        self._is_changing = False  # tapes that compute the new target are left alone
+        self._changing = threading.local()  # tapes that compute the new target are left alone
 
     def __call__(
         self,
@@ -69,22 +105,33 @@ class _Changed:
         output_gradients: Any = None,
         **kwargs: Any,
     ) -> Any:
-        used = tape._tape is None
-        change = None if self._is_changing or used else self._change
-        if change is not None and not _is_recorded_by_another(tape):
-            self._is_changing = True
-            try:
-                with _recording(tape):  # the tape must see how the target is changed
-                    target = change(_times(target, output_gradients), sources)
-            finally:
-                self._is_changing = False
+        if tape._tape is None or getattr(self._changing, "now", False):
+            return original(tape, target, sources, output_gradients, **kwargs)
+        if self._change is not None and not _is_recorded_by_another(tape):
+            target = _new_target(
+                self._changing, tape, self._change, target, output_gradients, sources
+            )
             output_gradients = None
         found = original(tape, target, sources, output_gradients, **kwargs)
-        if self._result is None or self._is_changing:
-            return found
-        with contextlib.nullcontext() if used or tape._tape is None else _recording(tape):
-            changed = self._result(tf.nest.flatten(found), tf.nest.flatten(sources))
-        return tf.nest.pack_sequence_as(sources, changed)
+        return found if self._result is None else _new_gradients(tape, self._result, found, sources)
+
+
+def _new_target(
+    changing: threading.local, tape: Any, change: Target, target: Any, factors: Any, *more: Any
+) -> Any:
+    """Return what a tape differentiates instead of a target with these output gradients."""
+    changing.now = True
+    try:
+        with _recording(tape):  # the tape must see how the target is changed
+            return change(_times(target, factors), *more)
+    finally:
+        changing.now = False
+
+
+def _new_gradients(tape: Any, result: Result, found: Any, sources: Any) -> Any:
+    with contextlib.nullcontext() if tape._tape is None else _recording(tape):
+        changed = result(tf.nest.flatten(found), tf.nest.flatten(sources))
+    return tf.nest.pack_sequence_as(sources, changed)
 
 
 def _times(target: Any, factors: Any) -> Any:

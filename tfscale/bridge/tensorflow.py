@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.autograph.impl.api import autograph_artifact
+from tensorflow.python.checkpoint.restore import CheckpointPosition
 from tensorflow.python.data.ops.dataset_ops import _VariantDataset as VariantDataset
 from tensorflow.python.distribute import distribute_utils
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
@@ -65,6 +66,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileCondFuncGraph,
 )
 from tensorflow.python.ops.gradients_util import _GradientsHelper as gradients_in_graph
+from tensorflow.python.ops.op_selector import UnliftableError as CannotInitialize
 from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 from tensorflow.python.util._pywrap_util_port import IsMklEnabled as uses_onednn
 
@@ -105,8 +107,9 @@ def sum_without_gradient(value: Any) -> Any:
     return tf.distribute.get_strategy().extended._replica_ctx_all_reduce("SUM", value)
 
 
-def replica_id(context: Any) -> int:
-    """Return the index of a replica among those of its process."""
+def replica_id(context: Any = None) -> int:
+    """Return the index, among those of its process, of a replica: by default, of the caller."""
+    context = tf.distribute.get_replica_context() if context is None else context
     return int(context._replica_id)
 
 
@@ -167,6 +170,8 @@ def _made(choose: ClassOf, kind: type, strategy: Any, values: Any, aggregation: 
 
 __all__ = [
     "COUNTS_BATCHES",
+    "CannotInitialize",
+    "CheckpointPosition",
     "CollectiveAllReduce",
     "CollectiveAllReduceExtended",
     "CommunicationImplementation",

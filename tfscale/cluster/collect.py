@@ -190,6 +190,7 @@ class _FirstWorker(_Worker):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._own_trouble = ""
+        self._has_tried = asyncio.Event()  # to listen
         self._introduction = {"tfscale": connections.PROTOCOL, "collects": self._identity}
         self._arrivals: dict[int, list[_Arrival]] = {i: [] for i in range(self._me.count)}
         self._refusal = ""  # the error that this worker has found
@@ -210,11 +211,20 @@ class _FirstWorker(_Worker):
                         self._answer, self._host, port, _LONGEST
                     )
                     self._own_trouble = ""
-                    return
+                    return self._has_tried.set()
                 except OSError as error:
                     why = addresses.describe_error(error)
                     self._own_trouble = f"no port from {self._port} on can be opened: {why}"
+            self._has_tried.set()
             await asyncio.sleep(_PAUSES[0])
+
+    async def _call(self) -> None:
+        """Call once this worker listens: a second worker 0 at an earlier port listens by then, too.
+
+        Two that called before would each find nobody, and then themselves.
+        """
+        await self._has_tried.wait()
+        await super()._call()
 
     async def _answer(self, connection: Connection) -> None:
         """Talk to a worker until its connection ends."""

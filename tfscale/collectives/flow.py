@@ -136,5 +136,6 @@ def _check_end(schedule: Programs, rank: int, cuts: list[int], states: list[Stat
         if state == "given" and schedule.goal != "reduce_scatter":
             raise ScheduleError(
                 f"rank {rank}: gives chunk {chunk} away; expected a move that keeps the result, "
-                "but the program ends without one"
+                "but the program ends without one. If the sum is complete here, add "
+                f"finalise({chunk}) before it is sent"
             )

@@ -6,8 +6,7 @@
 - ``reducer.py`` sums the gradients of one step. ``buckets.py`` decides which gradients are sent
   together; ``bucket_sum.py`` sums one bucket; ``background.py`` sums while steps go on.
 - ``lookups.py`` and ``dataflow.py`` find the tables whose rows all replicas look up alike.
-- ``slots.py`` declares, saves and frees arrays that outlive a step, such as residuals and seeds;
-  ``shards.py`` splits a tensor over the replicas.
+- ``slots.py`` declares, saves and frees arrays that outlive a step, such as residuals and seeds.
 - ``collective_schedules.py`` chooses a bucket's schedule. ``link.py`` measures how fast the links
   are; ``trial.py`` finds the faster of two schedules on live steps.
 - ``packing.py`` describes all this, and ``explain.py`` shows the description as a table.

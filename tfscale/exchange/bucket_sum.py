@@ -282,7 +282,19 @@ class BucketSum:
 
     def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
         """See ``Load``."""
-        for variable, value in zip(self.variables(name), values, strict=True):
+        variables = self.variables(name)
+        if len(values) != len(variables):
+            raise ValueError(
+                f"{self.method!r} passes {len(values)} values to load.keep({name!r}); expected one "
+                f"for each of the {len(variables)} gradients of load.gradients"
+            )
+        for variable, given in zip(variables, values, strict=True):
+            value = tf.convert_to_tensor(given)
+            if value.dtype != variable.dtype:
+                raise ValueError(
+                    f"{self.method!r} keeps {name!r} as {value.dtype.name}; expected "
+                    f"{variable.dtype.name}. Cast it: tf.cast(value, tf.{variable.dtype.name})"
+                )
             variable.assign(value)
 
     def variables(self, name: str) -> list[tf.Variable]:
@@ -413,8 +425,7 @@ def _times(slices: tf.IndexedSlices, scale: Any, power: int) -> tf.IndexedSlices
     if scale is None:
         return slices
     scale = tf.cast(scale, slices.dtype)
-    values = slices.values * scale if power > 0 else slices.values / scale
-    return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+    return rows.with_numbers(slices, lambda x: x * scale if power > 0 else x / scale)
 
 
 def _words(shapes: Sequence[Any]) -> str:

@@ -25,6 +25,7 @@ def gathered(
     tensors: Iterable[tf.Tensor],
     own: Callable[[tf.Operation], int],
     found: dict[tf.Operation, int] | None = None,
+    hides: Callable[[tf.Operation, tf.Tensor], int] = lambda op, source: 0,
 ) -> list[int]:
     """Return for each tensor the bits that ``own`` gives to the operations it depends on.
 
@@ -35,6 +36,7 @@ def gathered(
         tensors: tensors of the graph that is being traced.
         own: function that returns the bits of one operation.
         found: results of earlier calls, which this call reads and extends.
+        hides: function that returns the bits that an operation does not take over from an input.
 
     Returns:
         One number for each tensor.
@@ -47,7 +49,7 @@ def gathered(
             one, entered = waiting.pop()
             if entered:
                 for source in _sources(one):
-                    found[one] |= found[source.op]
+                    found[one] |= found[source.op] & ~hides(one, source)
             elif one not in found:
                 found[one] = own(one)
                 waiting.append((one, True))
@@ -104,13 +106,10 @@ def leaves(tensors: Iterable[tf.Tensor], known: Collection[Any]) -> list[tf.Tens
 
 def called_graphs(op: tf.Operation) -> list[tf.Graph]:
     """Return the graphs of the functions, branches or loops that an operation runs."""
-    names = [getattr(value, "name", None) for value in _attributes(op)]
+    called = [op.get_attr(name) for name in _CALLS.get(op.type, ())]
+    names = [getattr(value, "name", None) for value in called]
     functions = [function_in(op.graph, name) for name in names if name]
     return [function.graph for function in functions if getattr(function, "graph", None)]
-
-
-def _attributes(op: tf.Operation) -> list[Any]:
-    return [op.get_attr(name) for name in _CALLS.get(op.type, ())]
 
 
 def is_captured(placeholder: tf.Operation) -> bool:

@@ -89,13 +89,8 @@ def rows(reducer: Reducer) -> list[Row]:
     reducer.trials.tell_chooser()
     communicators = reducer.team.communicators
     totals = communicators[0].totals() if communicators else {}
-    return list(_rows(reducer, totals))
-
-
-def _rows(reducer: Reducer, totals: dict[BucketId, Total]) -> Iterator[Row]:
-    for packing in list(reducer.packings.values()):
-        for bucket in packing.buckets:
-            yield _row(reducer, packing, bucket, totals)
+    every = list(reducer.packings.values())
+    return [_row(reducer, one, bucket, totals) for one in every for bucket in one.buckets]
 
 
 def _row(reducer: Reducer, packing: Packing, bucket: Bucket, totals: dict[BucketId, Total]) -> Row:

@@ -12,7 +12,7 @@ added up first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -29,19 +29,42 @@ JOIN_UP_TO = 4
 JOIN_ALWAYS = 1 << 18
 
 
+def is_rows(gradient: Any) -> bool:
+    """Return whether a gradient is rows of a table, with their places."""
+    return isinstance(gradient, tf.IndexedSlices)
+
+
 def numbers_of(gradient: Any) -> tf.Tensor:
     """Return the numbers of a gradient, dense or of rows."""
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+    return gradient.values if is_rows(gradient) else gradient
 
 
-def sum_all(team: Team, replica: int, values: Sequence[Any], name: Name) -> list[Any]:
-    """Return the sums of tensors and ``IndexedSlices``, in the precision of their types."""
-    dense = [x for x in values if not isinstance(x, tf.IndexedSlices)]
-    totals = iter(team.sum_all(replica, dense, name))
-    return [
-        sum_rows(team, replica, x, name) if isinstance(x, tf.IndexedSlices) else next(totals)
-        for x in values
-    ]
+def with_numbers(gradient: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """Return a gradient, dense or of rows, with what ``change`` makes of its numbers."""
+    if not is_rows(gradient):
+        return change(gradient)
+    return tf.IndexedSlices(change(gradient.values), gradient.indices, gradient.dense_shape)
+
+
+def sum_all(
+    team: Team,
+    replica: int,
+    values: Sequence[Any],
+    name: Name,
+    sum_of_rows: Callable[..., tf.IndexedSlices] | None = None,
+) -> list[Any]:
+    """Return the sums of tensors and ``IndexedSlices``, in the precision of their types.
+
+    Args:
+        team: team of the replicas.
+        replica: index of the replica in this process.
+        values: tensors and ``IndexedSlices``.
+        name: name of the buckets.
+        sum_of_rows: ``sum_rows``, which is the default, or ``sum_as_one_device``.
+    """
+    totals = iter(team.sum_all(replica, [x for x in values if not is_rows(x)], name))
+    add = sum_of_rows or sum_rows
+    return [add(team, replica, x, name) if is_rows(x) else next(totals) for x in values]
 
 
 def sum_as_one_device(

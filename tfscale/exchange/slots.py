@@ -23,6 +23,7 @@ import contextvars
 import dataclasses
 import json
 import logging
+import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -33,7 +34,6 @@ import tensorflow as tf
 from tfscale.bridge.objects import LAYER_SEED, Saveable
 from tfscale.bridge.protocols import Model, Optimizer
 from tfscale.bridge.tensorflow import first_copy
-from tfscale.exchange import shards
 
 _log = logging.getLogger("tfscale")
 
@@ -220,7 +220,7 @@ class Slots(tf.Module, Saveable):
     def _made(self, slot: Slot) -> Any:
         shape, start = slot.shape, slot.start or np.zeros
         if slot.lives == IN_SHARDS:
-            shape = (shards.size(shape, self._strategy.extended.number_of_replicas),)
+            shape = (size_of_shard(shape, self._strategy.extended.number_of_replicas),)
             start = np.zeros
         first = tf.cast(start(shape), slot.dtype)
         with creating(slot.lives):
@@ -313,6 +313,11 @@ class Slots(tf.Module, Saveable):
         self.whole(*slot.key).assign(first)
 
 
+def size_of_shard(shape: Sequence[int], ranks: int) -> int:
+    """Return how many numbers of an array each rank holds; zeros fill up the last shards."""
+    return -(-math.prod(shape) // ranks)
+
+
 def _as_now(variable: Any) -> Callable[[tuple[int, ...]], Any]:
     """Return a function that makes the present value of a variable again."""
     now = first_copy(variable).numpy()
@@ -321,22 +326,5 @@ def _as_now(variable: Any) -> Callable[[tuple[int, ...]], Any]:
 
 def _read(store: Any) -> dict[tuple[str, str], _Entry]:
     """Return what a file holds, by name and owner."""
-    keys = list(store.keys())
-    index = json.loads(bytes(store[_INDEX][()])) if _INDEX in keys else _old_index(keys)
+    index = json.loads(bytes(store[_INDEX][()])) if _INDEX in store else []
     return {(s["name"], s["owner"]): _Entry(s["lives"], store[s["entry"]]) for s in index}
-
-
-def _old_index(keys: Iterable[str]) -> list[dict[str, str]]:
-    """Return the index of a file from before files had one; its keys told what the entries are."""
-    index = []
-    for key in keys:
-        kind, owner = key.rsplit(" ", 1)
-        name, lives = kind, ON_EACH
-        if kind in ("layer seed", "outer optimizer"):
-            name, owner, lives = owner, kind, WITH_OWNER
-        elif kind == "rounding seed":
-            (name, owner), lives = ROUNDING_SEED.key, COMMON
-        elif kind.startswith("common "):
-            name, lives = kind.removeprefix("common "), COMMON
-        index.append({"entry": key, "name": name, "owner": owner, "lives": lives})
-    return index

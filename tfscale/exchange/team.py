@@ -202,20 +202,10 @@ class Team:
         bucket = communicator.new_bucket(name)
         return tf.cast(broadcast(_carried(x), communicator, root=root, name=bucket), x.dtype)
 
-    def transfer(
-        self,
-        replica: int,
-        x: Any,
-        source: int,
-        target: int,
-        name: Name,
-        wire: str = wires.LOSSLESS,
-        seed: Any = 0,
-        gradient: bool = False,
-    ) -> tf.Tensor:
+    def transfer(self, replica: int, x: Any, source: int, target: int, name: Name) -> tf.Tensor:
         """Return the source's ``x`` on the target; only the replicas of these ranks call this.
 
-        The source does not wait for the target. ``tfscale.ops.transfer`` explains the arguments.
+        The source does not wait for the target, and no gradient goes back.
 
         Args:
             replica: index of the replica in this process.
@@ -223,31 +213,13 @@ class Team:
             source: rank that sends.
             target: rank that receives.
             name: name of the transfer, which no other transfer of the step has.
-            wire: format in which numbers are sent.
-            seed: seed of random rounding.
-            gradient: whether the target's gradient goes back to the source.
         """
         communicator = self.communicators[replica]
-        return transfer(
-            x,
-            communicator,
-            source=source,
-            target=target,
-            gradient=gradient,
-            wire=wire,
-            seed=seed,
-            name=communicator.new_bucket(name),
-        )
+        bucket = communicator.new_bucket(name)
+        return transfer(x, communicator, source=source, target=target, name=bucket)
 
     def all_to_all(
-        self,
-        replica: int,
-        x: tf.Tensor,
-        name: Name,
-        sizes: Any = None,
-        received: Any = None,
-        wire: str = wires.LOSSLESS,
-        seed: Any = 0,
+        self, replica: int, x: tf.Tensor, name: Name, sizes: Any = None, received: Any = None
     ) -> Any:
         """Return the rows that all ranks have for this one, in the order of ranks.
 
@@ -258,21 +230,12 @@ class Team:
             sizes: numbers of rows for each rank; by default all ranks get equally many. With
                 ``sizes``, this returns the rows and the number of rows from each rank.
             received: numbers of rows from each rank, if all ranks know them.
-            wire: format in which numbers are sent.
-            seed: seed of random rounding.
         """
         if self.size == 1:
             return x if sizes is None else (x, sizes)
         communicator = self.communicators[replica]
-        return all_to_all(
-            x,
-            communicator,
-            sizes=sizes,
-            received=received,
-            wire=wire,
-            seed=seed,
-            name=communicator.new_bucket(name),
-        )
+        bucket = communicator.new_bucket(name)
+        return all_to_all(x, communicator, sizes=sizes, received=received, name=bucket)
 
     def concat(self, replica: int, x: tf.Tensor, axis: int, name: Name = "gather") -> tf.Tensor:
         """Return all ranks' ``x``, joined along an axis in which their sizes may differ."""
@@ -390,6 +353,11 @@ class Team:
             return tuple(regroup(parts, wrap_class=Mirrored) for parts in zip(*each))
 
         return list(context.merge_call(meet, args=tuple(tensors)))
+
+    def together_on_one(self, body: Callable[[int, Any], Any], tensor: Any) -> Any:
+        """Return ``body(replica, tensor)``, as ``together`` does for several tensors."""
+        (found,) = self.together(lambda replica, own: [body(replica, own[0])], [tensor])
+        return found
 
 
 def failure(error: Exception) -> str:

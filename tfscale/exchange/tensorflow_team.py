@@ -231,9 +231,7 @@ class TensorFlowTeam(Team):
         return {
             "group_size": self.size,
             "group_key": communicator.group_key,
-            "instance_key": self._fixed_key(f"{bucket} of {size}")
-            if size_class is None
-            else self._class_key(bucket, size_class),
+            "instance_key": self._key(bucket, size, size_class),
             # TensorFlow runs ops that share a resource in the order of the trace. Without this
             # token, ranks may begin with different collectives, and wait for each other forever.
             "ordering_token": [self._orders[replica]],
@@ -242,10 +240,9 @@ class TensorFlowTeam(Team):
             # thread that sleeps until the timeout, however soon the collective is done.
         }
 
-    def _fixed_key(self, bucket: str) -> int:
-        return self._number(bucket, _KEY_BITS)
-
-    def _class_key(self, bucket: str, size_class: tf.Tensor) -> tf.Tensor:
+    def _key(self, bucket: str, size: Any, size_class: Any) -> Any:
+        if size_class is None:
+            return self._number(f"{bucket} of {size}", _KEY_BITS)
         number = self._number(bucket, _KEY_BITS - _CLASS_BITS)
         return (1 << _KEY_BITS | number << _CLASS_BITS) + size_class
 

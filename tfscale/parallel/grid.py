@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from tfscale.support import arguments
 
@@ -106,8 +107,13 @@ class Grid:
         """Return which slice of each split weight a rank has."""
         return rank % self.tensor
 
-    def teams(self, *axes: str) -> list[list[int]]:
+    def teams(self, *axes: str, parts: Sequence[int] | None = None) -> list[list[int]]:
         """Return the ranks that differ in these axes only, as a list of teams.
+
+        Args:
+            axes: the axes.
+            parts: for each place along the axis ``stages``, the number of the part of the model
+                that is there. Places with the same part do not differ.
 
         Example:
             >>> Grid(data=2, tensor=2).teams("data")
@@ -118,7 +124,7 @@ class Grid:
             place = {
                 DATA: self.part_of_batch(rank) // self.experts,
                 EXPERTS: self.share_of_experts(rank),
-                STAGES: self.stage(rank),
+                STAGES: self.stage(rank) if parts is None else parts[self.stage(rank)],
                 TENSOR: self.slice(rank),
             }
             common = tuple(place[axis] for axis in place if axis not in axes)

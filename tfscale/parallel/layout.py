@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from tfscale.exchange import shards
+from tfscale.exchange.slots import size_of_shard
 
 _NOTHING = (0,)  # shape of the part of a rank that holds no numbers
 
@@ -131,7 +131,7 @@ class Flat(Layout):
     @property
     def size(self) -> int:
         """Number of numbers of each part, with padding."""
-        return shards.size(self.shape, self.ranks)
+        return size_of_shard(self.shape, self.ranks)
 
     def range(self, rank: int) -> range:
         """Return the places that a rank holds."""
@@ -167,11 +167,17 @@ class Flat(Layout):
 
     def rows(self, whole: tf.Tensor) -> tf.Tensor:
         """Return the parts of all ranks, one row for each."""
-        return shards.split(whole, self.ranks)
+        flat = tf.reshape(whole, [-1])
+        missing = self.ranks * self.size - self.numbers
+        flat = tf.pad(flat, [[0, missing]]) if missing else flat
+        return tf.reshape(flat, [self.ranks, self.size])
 
     def whole(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """See ``Layout``."""
-        return shards.join(parts if tf.is_tensor(parts) else tf.stack(parts), self.shape)
+        rows: tf.Tensor = parts if tf.is_tensor(parts) else tf.stack(parts)
+        if rows.shape.num_elements() != self.numbers:
+            rows = tf.reshape(rows, [-1])[: self.numbers]
+        return tf.reshape(rows, self.shape)
 
 
 @dataclasses.dataclass(frozen=True)

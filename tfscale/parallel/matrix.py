@@ -14,8 +14,7 @@ from tfscale.parallel.layout import Flat, Layout
 class Matrix:
     """Arrays of one type as a matrix of one row for each rank, so that a collective moves them all.
 
-    All layouts must be ``Flat``, or all ``Owned``. The rows of owned arrays are as long as the
-    longest needs.
+    All layouts must be ``Flat``, or none. Rows are as long as the longest needs.
 
     Args:
         layouts: layouts of the arrays, of the same ranks.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tfscale.plan import pipelines
@@ -17,6 +17,7 @@ ORDERS: Mapping[str, OrderOf] = {
     "1f1b": pipelines.one_f_one_b,
     "interleaved": lambda ranks, microbatches: pipelines.interleaved(ranks, microbatches, 2),
     "zero_bubble": pipelines.zero_bubble,
+    "chimera": pipelines.chimera,
 }
 
 _EXPECTED = (
@@ -24,9 +25,10 @@ _EXPECTED = (
     "microbatches to a PipelineOrder, such as tfscale.plan.pipelines.one_f_one_b; or a "
     "PipelineOrder"
 )
-_NO_SINGLE_RANK = (
-    "the order {name!r} puts stage {stage} on several ranks, {ranks}, and this version keeps each "
-    'stage on one rank. Take "gpipe", "1f1b", "interleaved" or "zero_bubble"'
+_NOT_THE_SAME_STAGES = (
+    "the order {name!r} gives rank {rank} the stages {own} and rank {other} the stages {theirs}. "
+    "Ranks that share a stage must share all their stages, and each stage must be on equally many "
+    "ranks. Let these ranks take turns in the same stages"
 )
 
 
@@ -43,8 +45,10 @@ class Pipeline:
         order: ``"gpipe"`` makes all forward passes, then all backward passes; ``"1f1b"`` makes
             each backward pass as soon as possible, and keeps fewer activations;
             ``"interleaved"`` gives each rank two stages, which are far apart; ``"zero_bubble"``
-            computes gradients of weights where a rank would wait; or a function from a number of
-            ranks and a number of microbatches to a ``PipelineOrder``, or such an order.
+            computes gradients of weights where a rank would wait; ``"chimera"`` lets half of the
+            microbatches run from the last rank to the first, so that each stage is on two ranks; or
+            a function from a number of ranks and a number of microbatches to a ``PipelineOrder``,
+            or such an order.
 
     Example:
         >>> pipeline = Pipeline(cuts=["block2"], microbatches=4)
@@ -92,7 +96,9 @@ F3 of stage 1, B3 of stage 1
                 f"{self.microbatches}. Change one of the two"
             )
         order.verify()
-        _refuse_unknown(order)
+        parts_of_ranks(order)
+        if order.stages - 1 not in _stages_of_ranks(order)[-1]:
+            raise ValueError(f"the order {order.name!r} must put the last stage on the last rank")
         if self.cuts is not None and len(self.cuts) != order.stages - 1:
             raise ValueError(
                 f"cuts={list(self.cuts)} makes {len(self.cuts) + 1} stages, and the order "
@@ -102,22 +108,39 @@ F3 of stage 1, B3 of stage 1
         return order
 
 
-def _refuse_unknown(order: PipelineOrder) -> None:
-    for stage, ranks in enumerate(ranks_of_stages(order)):
-        if len(ranks) > 1:
-            raise ValueError(
-                _NO_SINGLE_RANK.format(name=order.name, stage=stage, ranks=sorted(ranks))
-            )
-    if ranks_of_stages(order)[-1] != {order.ranks - 1}:
-        raise ValueError(f"the order {order.name!r} must put the last stage on the last rank")
+def parts_of_ranks(order: PipelineOrder) -> tuple[int, ...]:
+    """Return for each rank the number of the part of the model that it holds: its stages.
+
+    Two ranks that take microbatches in opposite directions hold the same part.
+
+    Example:
+        >>> parts_of_ranks(pipelines.one_f_one_b(4, 4)), parts_of_ranks(pipelines.chimera(4, 4))
+        ((0, 1, 2, 3), (0, 1, 1, 0))
+
+    Raises:
+        ValueError: two ranks share some of their stages only.
+    """
+    stages = _stages_of_ranks(order)
+    parts = list(dict.fromkeys(stages))
+    for rank, own in enumerate(stages):
+        for other, theirs in enumerate(stages):
+            if own != theirs and (own & theirs or stages.count(own) != stages.count(theirs)):
+                words = {"own": sorted(own), "other": other, "theirs": sorted(theirs)}
+                raise ValueError(_NOT_THE_SAME_STAGES.format(name=order.name, rank=rank, **words))
+    return tuple(map(parts.index, stages))
 
 
-def ranks_of_stages(order: PipelineOrder) -> list[set[int]]:
-    """Return for each stage the ranks that hold it."""
-    found: list[set[int]] = [set() for _ in range(order.stages)]
-    for (_, stage), rank in order.owners().items():
-        found[stage].add(rank)
-    return found
+def _stages_of_ranks(order: PipelineOrder) -> list[frozenset[int]]:
+    return [frozenset(turn.stage for turn in turns) for turns in order.turns]
+
+
+def order_of_outputs(order: PipelineOrder) -> PipelineOrder:
+    """Return the order in which ranks evaluate and predict, for ranks that train in another one.
+
+    Outputs must come from one rank, in the order of rows.
+    """
+    has_last = [order.stages - 1 in stages for stages in _stages_of_ranks(order)]
+    return order if sum(has_last) == 1 else pipelines.gpipe(order.ranks, order.microbatches)
 
 
 # ------------------------------------------------------------------------- cuts
@@ -194,6 +217,43 @@ def balanced_stages(calls: Sequence[Call], stages: int) -> list[int]:
         }
     cuts = best[len(calls)][1]
     return [sum(place >= cut for cut in cuts) for place in range(len(calls))]
+
+
+def stages_beside(
+    calls: Sequence[Call], allowed: Sequence[Collection[int]], stages: int
+) -> list[int] | None:
+    """Return the stage of each call, if other models have given stages to some layers.
+
+    The largest stage has as few parameters as possible, and stages may be empty.
+
+    Args:
+        calls: the calls.
+        allowed: for each call the stages that may make it.
+        stages: number of stages.
+
+    Returns:
+        None if a call would need an earlier stage than one of those before it.
+
+    Example:
+        >>> calls = [Call("base", cost=9), Call("new", (0,), 4), Call("head", (1,), 1)]
+        >>> stages_beside(calls, [[0], [0, 1], [0, 1]], 2)
+        [0, 1, 1]
+        >>> stages_beside(calls, [[1], [0, 1], [0]], 2)
+    """
+    costs = [call.cost + 1 for call in calls]
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
+    for stage in range(stages):
+        found: dict[int, tuple[int, list[int]]] = {}
+        for begin, (most, places) in best.items():
+            own, end = 0, begin
+            while True:
+                one = (max(most, own), [*places, *[stage] * (end - begin)])
+                found[end] = min(found.get(end, one), one)
+                if end == len(calls) or stage not in allowed[end]:
+                    break
+                own, end = own + costs[end], end + 1
+        best = found
+    return best[len(calls)][1] if len(calls) in best else None
 
 
 def crossing(

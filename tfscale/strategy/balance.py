@@ -10,6 +10,7 @@ training loop, a sum of its own at the end of each call of ``optimizer.apply``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,7 @@ from tfscale.exchange.slots import Slots
 from tfscale.exchange.team import Team
 from tfscale.native.cell import Cell, make_cell
 from tfscale.native.group import host_of
-from tfscale.strategy.rows import number_of_rows
+from tfscale.strategy.rows import News, number_of_rows
 from tfscale.strategy.share_search import ShareSearch, Window
 from tfscale.strategy.shares import OWNER, Shares
 
@@ -111,20 +112,23 @@ class Balance:
 
     def news(self, replica: int) -> News:
         """Return what a replica tells all others of the last step that it has measured."""
-        return News(self, replica)
+        return News(functools.partial(self._own, replica), functools.partial(self._told, replica))
 
     def tell(self, replica: int) -> None:
         """Tell all other replicas what this one has measured, in a sum of its own."""
         news = self.news(replica)
-        (total,) = sum_without_gradient([news.own])
+        (total,) = sum_without_gradient([news.own()])
         news.told(total)
 
-    def told(self, total: tf.Tensor) -> None:
+    def _told(self, replica: int, total: tf.Tensor) -> None:
         """Follow what all replicas have told, on each worker's first replica.
 
         Args:
+            replica: number of the replica in this process.
             total: rows, microseconds and weights of all ranks.
         """
+        if replica > 0:
+            return
         rows, busy, weights = tf.unstack(tf.reshape(total, [3, self._team.size]))
         self.shares.weights.assign(weights)
         if self._team.rank(0) > 0:
@@ -160,7 +164,7 @@ class Balance:
         self._wanted_length.assign(length)
         self._pending.assign(pending)
 
-    def told_by(self, replica: int) -> tf.Tensor:
+    def _own(self, replica: int) -> tf.Tensor:
         """Return a replica's last rows and microseconds, and on rank 0 the weights for all."""
         rank, size = self._team.rank(replica), self._team.size
         rows, busy = tf.unstack(self._measured[replica].read(), 2)
@@ -189,23 +193,6 @@ class Balance:
         self.changes.append(Change(self._steps, shares, seconds, found.saves))
         _log.info("shares: %s", self.changes[-1])
         return np.array(found.weights, np.int64), length
-
-
-class News:
-    """Message of a replica to all others, which travels with another sum."""
-
-    def __init__(self, balance: Balance, replica: int) -> None:
-        self._balance, self._replica = balance, replica
-
-    @property
-    def own(self) -> tf.Tensor:
-        """Whole numbers of this replica."""
-        return self._balance.told_by(self._replica)
-
-    def told(self, total: tf.Tensor) -> None:
-        """Follow the sum of what all replicas have told."""
-        if self._replica == 0:
-            self._balance.told(total)
 
 
 class Clock:

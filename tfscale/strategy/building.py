@@ -23,6 +23,7 @@ from tfscale.bridge.objects import (
     optimizers_of,
 )
 from tfscale.bridge.protocols import Optimizer
+from tfscale.bridge.stateless import forget_unmade_variables
 from tfscale.exchange.slots import Slots
 from tfscale.strategy import agreement, join, origin
 from tfscale.strategy.grid.weights import CannotBeCut
@@ -98,6 +99,7 @@ def _build_if_possible(
         try:
             build(model, data_batch=data_batch)
         except CannotBeCut:
+            forget_unmade_variables()
             raise
         except Exception:  # the step raises a clearer error later
             pass

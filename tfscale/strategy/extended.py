@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import logging
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,12 +20,13 @@ import tensorflow as tf
 from tfscale.bridge.calls import caller, goes_back
 from tfscale.bridge.feed import Batches, BatchesOfReplicas, WholeBatches, untuned
 from tfscale.bridge.fit import compiling, joins_predictions
-from tfscale.bridge.objects import OPTIMIZERS, native
+from tfscale.bridge.objects import OPTIMIZERS, native, path_of
 from tfscale.bridge.tensorflow import (
     CollectiveAllReduce,
     CollectiveAllReduceExtended,
     CommunicationImplementation,
     DistributedValues,
+    DistributedVariable,
     ExtendedOfWorkers,
     Mirrored,
     Options,
@@ -38,7 +38,7 @@ from tfscale.bridge.tensorflow import (
     replica_id,
 )
 from tfscale.exchange.collective_schedules import CollectiveSchedules
-from tfscale.exchange.rows import sum_all
+from tfscale.exchange.rows import sum_all, with_numbers
 from tfscale.exchange.slots import created_now
 from tfscale.exchange.team import Team
 from tfscale.native import Group
@@ -46,22 +46,17 @@ from tfscale.native.group import has_started, host_of, resolver_of, starting
 from tfscale.native.memory import keep_memory
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.layout import Layout
+from tfscale.parallel.matrix import Matrix
 from tfscale.strategy import signals
 from tfscale.strategy.balance import Balance, Clock
 from tfscale.strategy.building import take_over
+from tfscale.strategy.new_variables import made
 from tfscale.strategy.own_losses import summed_backwards
+from tfscale.strategy.placed import Placed, Placement, WholeView, placed_now, placing
 from tfscale.strategy.settings import Settings
 from tfscale.strategy.sharding import placement_beside
 from tfscale.strategy.shares import Shares
-from tfscale.strategy.step import during, this_step
-from tfscale.strategy.variables import (
-    Placed,
-    Placement,
-    WholeView,
-    made,
-    placed_now,
-    placing,
-)
+from tfscale.strategy.step import during, on_a_replica, this_step
 from tfscale.support import arguments
 
 
@@ -144,10 +139,20 @@ class Extended(ExtendedOfWorkers):
         self.hosts = self._make_group([host_of(self._devices[0])])
         self.group = self._make_group(self._devices)
         self.first_rank = self._id_in_cluster * len(self._devices)
-        wanted = settings.grid if self.number_of_replicas > 1 else None
+        several = self.number_of_replicas > 1
+        wanted = settings.grid if several else None
         self.grid = (wanted or Grid()).of(self.number_of_replicas)
         self.grid.check_workers(len(self._devices))
-        self.shares = _shares(settings.shares, self)
+        self.shares: Shares | None = None
+        if settings.shares is not None and several:
+            self.shares = Shares(
+                settings.shares, self.number_of_replicas, self._devices, self._id_in_cluster
+            )
+
+    @property
+    def groups(self) -> list[Group]:
+        """Groups of all replicas and of all workers, if there are several."""
+        return [each for each in (self.group, self.hosts) if each]
 
     def connect(self, team: Team, hosts: CollectiveSchedules) -> None:
         """Make replicas reduce by this team, and hosts by these schedules, from now on."""
@@ -177,8 +182,7 @@ class Extended(ExtendedOfWorkers):
 
     def gives_outputs(self) -> bool:
         """Return whether the replica that calls this gives the outputs for its rows."""
-        replica = replica_id(tf.distribute.get_replica_context())
-        return self.grid.gives_outputs(self.first_rank + replica)
+        return self.grid.gives_outputs(self.first_rank + replica_id())
 
     # -- data
 
@@ -197,7 +201,7 @@ class Extended(ExtendedOfWorkers):
         step = this_step()
         balance: Balance | None = self._container_strategy().balance
         if step.model is None and balance is not None:  # a custom training loop
-            return balance.clock(replica_id(tf.distribute.get_replica_context()))
+            return balance.clock(replica_id())
         return step.clock
 
     @property
@@ -207,12 +211,11 @@ class Extended(ExtendedOfWorkers):
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         dataset = untuned(dataset)
-        kind, is_plain = Batches, self.grid.team == 1
         if self.shares is not None:
             self.shares.check(dataset, self._num_workers)
-            kind, is_plain = WholeBatches, False
-        if is_plain and (options is not None or self._local_device_type != "CPU"):
+        elif self._leaves_to_tensorflow(options):
             return super()._experimental_distribute_dataset(dataset, options)
+        kind = Batches if self.shares is None else WholeBatches
         context = self._make_input_context()
         batches = kind(
             self._input_workers,
@@ -221,8 +224,7 @@ class Extended(ExtendedOfWorkers):
             num_replicas_in_sync=context.num_replicas_in_sync,
             input_context=context,
         )
-        batches.takers = min(self.grid.team, len(self._devices))
-        return batches
+        return self._taken_by_teams(batches)
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         def of_worker(context: Any) -> Any:
@@ -230,8 +232,7 @@ class Extended(ExtendedOfWorkers):
 
         if self.shares is not None:
             raise ValueError(_OWN_BATCHES)
-        is_plain = self.grid.team == 1
-        if is_plain and (options is not None or self._local_device_type != "CPU"):
+        if self._leaves_to_tensorflow(options):
             return super()._distribute_datasets_from_function(of_worker, options)
         batches = BatchesOfReplicas(
             self._input_workers,
@@ -239,6 +240,14 @@ class Extended(ExtendedOfWorkers):
             input_contexts=[self._make_input_context()],
             dataset_fn=of_worker,
         )
+        return self._taken_by_teams(batches)
+
+    def _leaves_to_tensorflow(self, options: Any) -> bool:
+        """Return whether TensorFlow's own datasets serve replicas that each read other rows."""
+        return self.grid.team == 1 and (options is not None or self._local_device_type != "CPU")
+
+    def _taken_by_teams(self, batches: Any) -> Any:
+        """Return batches of which the replicas of a model team take the same rows."""
         batches.takers = min(self.grid.team, len(self._devices))
         return batches
 
@@ -305,16 +314,16 @@ class Extended(ExtendedOfWorkers):
             if optimizer is not None:
                 self._container_strategy().born(optimizer)
         create = functools.partial(super()._create_variable, next_creator, **keywords)
-        with placing(placed_now() or self._placement(keywords.get("colocate_with"))):
+        beside = keywords.get("colocate_with")  # the weight whose slot is made, if it is one
+        parts = self._container_strategy().parts
+        with placing(placed_now() or placement_beside(beside) or parts.placement(beside)):
             return made(create, keywords, self._container_strategy().rounds)
 
-    def _placement(self, beside: Any) -> Placement | None:
-        """Return how a variable is made; None if each replica holds all of it.
-
-        Args:
-            beside: TensorFlow's variable of the weight whose slot is made; None for others.
-        """
-        return placement_beside(beside) or self._container_strategy().parts.placement(beside)
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        copy = colocate_with_variable
+        if on_a_replica() and not isinstance(copy, DistributedVariable):
+            raise ValueError(_SLOT_IN_AN_UPDATE.format(name=path_of(copy)))
+        super()._validate_colocate_with_variable(copy)
 
     def _get_variable_creator_initial_value(
         self, replica_id: int, device: str | None, primary_var: Any, **keywords: Any
@@ -363,11 +372,11 @@ class Extended(ExtendedOfWorkers):
         """
         with tf.device(host_of(self._devices[0])):
             if layout.holder is None:
-                shapes = [layout.part_shape(rank) for rank in range(layout.ranks)]
-                rows = _rows(parts, shapes)
+                matrix = Matrix((layout,))
+                rows = tf.concat([matrix.row([part]) for part in parts], 0)
                 if self._num_workers > 1:
                     rows = self.host_team.gather(0, rows, name)
-                return layout.whole(_parts(rows, shapes))
+                return matrix.wholes(rows)[0]
             root, place = divmod(layout.holder, len(self._devices))
             is_here = root == self._id_in_cluster
             held = parts[place] if is_here else tf.zeros(layout.shape, parts[0].dtype)
@@ -402,36 +411,16 @@ class Extended(ExtendedOfWorkers):
         return PerReplica(tuple(WholeView(own, i, whole) for i in range(len(own.values))))
 
 
+_SLOT_IN_AN_UPDATE = (
+    "an optimizer makes a slot of {name} in update_step(), which each replica calls with its own "
+    "copy of the weight: the replicas' slots would be variables of their own. Make the slots in "
+    "the optimizer's build(): self.add_variable_from_reference(weight, name=...) for each weight"
+)
 _OWN_BATCHES = (
     "shares cuts global batches, and distribute_datasets_from_function gives each replica batches "
     "of its own. Use experimental_distribute_dataset with a dataset of global batches; or leave "
     "shares out, and give each replica batches of the size that suits it"
 )
-
-
-def _rows(parts: Sequence[tf.Tensor], shapes: Sequence[tuple[int, ...]]) -> tf.Tensor:
-    """Return parts as rows of one length, which zeros fill up, unless all shapes are equal."""
-    if len({*shapes}) == 1:
-        return tf.stack(parts)
-    length = max(map(math.prod, shapes))
-    flat = [tf.reshape(part, [-1]) for part in parts]
-    return tf.stack([tf.pad(each, [[0, length - each.shape[0]]]) for each in flat])
-
-
-def _parts(rows: tf.Tensor, shapes: Sequence[tuple[int, ...]]) -> Any:
-    """Return the parts of these shapes from what ``_rows`` has made."""
-    if len({*shapes}) == 1:
-        return rows
-    return [
-        tf.reshape(rows[place, : math.prod(shape)], shape) for place, shape in enumerate(shapes)
-    ]
-
-
-def _shares(given: Any, extended: Extended) -> Shares | None:
-    replicas = extended.number_of_replicas
-    if given is None or replicas == 1:
-        return None
-    return Shares(given, replicas, extended.devices, extended.worker)
 
 
 def local_devices(wanted: Sequence[str] | None, worker: str | None = None) -> tuple[str, list[str]]:
@@ -493,6 +482,4 @@ def _options() -> Options:
 
 
 def _divided(x: Any, by: Any) -> Any:
-    if isinstance(x, tf.IndexedSlices):
-        return tf.IndexedSlices(_divided(x.values, by), x.indices, x.dense_shape)
-    return x / tf.cast(by, x.dtype)
+    return with_numbers(x, lambda numbers: numbers / tf.cast(by, x.dtype))

@@ -8,14 +8,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.objects import innermost, measures_curvature, path_of, trained_by
+from tfscale.bridge.objects import (
+    counter_of,
+    innermost,
+    measures_curvature,
+    path_of,
+    trained_by,
+)
 from tfscale.bridge.optimizers import scale_of
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.exchange.packing import place_of
+from tfscale.exchange.rows import numbers_of, with_numbers
 from tfscale.exchange.slots import Slots
 from tfscale.strategy import origin
 from tfscale.strategy.protocols import Strategy
-from tfscale.strategy.step import this_step
+from tfscale.strategy.step import during, this_step
 
 Window = Callable[[list[Any]], list[Any]]
 
@@ -151,19 +158,13 @@ def _finite_on_all_or_none(grads: list[Any]) -> list[Any]:
     given = [i for i, g in enumerate(grads) if g is not None]
     if not given:
         return grads
-    flat = [grads[i].values if _is_sparse(grads[i]) else grads[i] for i in given]
+    flat = [numbers_of(grads[i]) for i in given]
     finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in flat])
     overflow = tf.cast(tf.logical_not(finite), tf.float32)
     overflows = tf.distribute.get_replica_context().all_reduce("SUM", overflow)
-    first, g = given[0], grads[given[0]]
-    poisoned = flat[0] + tf.cast(tf.where(overflows > 0, float("nan"), 0.0), g.dtype)
-    if _is_sparse(g):
-        poisoned = tf.IndexedSlices(poisoned, g.indices, g.dense_shape)
+    first, poison = given[0], tf.where(overflows > 0, float("nan"), 0.0)
+    poisoned = with_numbers(grads[first], lambda x: x + tf.cast(poison, x.dtype))
     return [*grads[:first], poisoned, *grads[first + 1 :]]
-
-
-def _is_sparse(gradient: Any) -> bool:
-    return isinstance(gradient, tf.IndexedSlices)
 
 
 def scale_of_losses(optimizer: Optimizer) -> tf.Tensor | None:
@@ -220,6 +221,23 @@ def given_to(optimizer: Any, curvature: list[Any]) -> contextlib.AbstractContext
         curvature = [None if d is None else d / tf.cast(scale, d.dtype) for d in curvature]
     given: contextlib.AbstractContextManager[None] = inner.given(curvature)
     return given
+
+
+def apply_unless(
+    nobody_has_rows: tf.Tensor, apply: Callable[[], None], optimizer: Optimizer
+) -> None:
+    """Apply sums, unless nobody had rows: then the optimizer only counts the step."""
+
+    def applied() -> tf.Operation:
+        apply()
+        return tf.no_op()
+
+    def only_counted() -> tf.Operation:
+        with during(this_step().as_reduced()):
+            counter_of(optimizer).assign_add(1)
+        return tf.no_op()
+
+    tf.cond(nobody_has_rows, only_counted, applied)
 
 
 def in_this_branch(tensors: list[Any]) -> list[Any]:

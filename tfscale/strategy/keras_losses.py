@@ -206,13 +206,13 @@ def _result(compute: Compute, metric: Metric) -> Any:
     result = compute(metric)
     results = this_step().losses.results
     if results is not None:
-        reading = _Reading(metric, [(v, tf.identity(v.value)) for v in _counting(metric)])
+        reading = _Reading(metric, [(v, tf.identity(v.value)) for v in counting_variables(metric)])
         named = result if isinstance(result, dict) else {None: result}  # compiled metrics: dict
         results |= {id(value): (reading, name, value) for name, value in named.items()}
     return result
 
 
-def _counting(metric: Any) -> list[Any]:
+def counting_variables(metric: Any) -> list[Any]:
     """Return the variables of a metric that hold each replica's part of a sum."""
     summed = tf.VariableAggregation.SUM
     return [v for v in metric.variables if getattr(v.value, "aggregation", None) == summed]
@@ -230,15 +230,15 @@ def with_results_of_all(logs: Any) -> tuple[Any, set[int]]:
     found, step.losses.results = step.losses.results or {}, None
     if not isinstance(logs, dict) or set(logs) == set(step.model.get_metrics_result()):
         return logs, set(found)
-    logged = {name: found[id(value)] for name, value in logs.items() if id(value) in found}
+    values = tf.nest.flatten(logs)  # the result of compiled metrics is a dict
+    logged = {i: found[id(value)] for i, value in enumerate(values) if id(value) in found}
     readings = {id(reading): reading for reading, _, _ in logged.values()}
     held = [tensor for reading in readings.values() for _, tensor in reading.held]
     # Samples that a now empty replica counted earlier still count.
     with during(dataclasses.replace(step, rows=None)):
         totals = iter(tf.distribute.get_replica_context().all_reduce("SUM", held) if held else [])
     results = {key: reading.of_all(totals) for key, reading in readings.items()}
-    of_all = {
-        name: results[id(reading)] if part is None else results[id(reading)][part]
-        for name, (reading, part, _) in logged.items()
-    }
-    return logs | of_all, {id(value) for value in of_all.values()}
+    for i, (reading, part, _) in logged.items():
+        values[i] = results[id(reading)] if part is None else results[id(reading)][part]
+    of_all = {id(values[i]) for i in logged}
+    return tf.nest.pack_sequence_as(logs, values), of_all

@@ -16,7 +16,8 @@ from tfscale.exchange.background import BackgroundSums
 from tfscale.native import Flight
 from tfscale.native.bucket import BucketId
 from tfscale.native.group import host_of
-from tfscale.strategy.gradients import given_to, measured_curvature
+from tfscale.strategy.gradients import apply_unless, given_to, measured_curvature
+from tfscale.strategy.model_rounds import when
 from tfscale.strategy.pace import Pace
 from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundFlags, RoundState
 from tfscale.strategy.step import during, this_step
@@ -102,14 +103,15 @@ class LateSums:
             self._drop_if_void(replica, flags)
             if self._state.rule.skips:
                 self._pace(replica).begun(moment())
-            self._begin(replica, flags, dense, self._measured(grads, variables))
+            measured = measured_curvature(state.optimizer, list(grads), list(variables))
+            self._begin(replica, flags, dense, [each for each in measured if each is not None])
             held = self._flight(replica).counts().held
             flags.staleness.assign(
                 flags.staleness.read() + tf.one_hot(held - 1, self._bound + 1, dtype=tf.int64)
             )
-            tf.cond(held > self._bound, lambda: self._applied(replica, flags), _nothing)
+            when(held > self._bound, lambda: self._apply(replica, flags))
         if self._state.rule.skips:
-            steps = own_copy(counter_of(self._state.optimizer)).read_value()
+            steps = own_copy(counter_of(state.optimizer)).read_value()
             with tf.control_dependencies([steps]):
                 self._pace(replica).ended(moment())
 
@@ -123,12 +125,11 @@ class LateSums:
             held = self._flight(replica).counts().held
             return tf.logical_and(held > 0, flags.in_flight.read() != NOTHING_IN_FLIGHT)
 
-        tf.while_loop(
-            is_under_way,
-            lambda number: (number + self._applied(replica, flags),),
-            [tf.constant(0)],
-            parallel_iterations=1,
-        )
+        def apply_one(number: tf.Tensor) -> tuple[tf.Tensor]:
+            self._apply(replica, flags)
+            return (number + 1,)
+
+        tf.while_loop(is_under_way, apply_one, [tf.constant(0)], parallel_iterations=1)
 
     def _note(self, variables: list[Any]) -> None:
         """Check what a step trains, and remember the variables."""
@@ -145,11 +146,6 @@ class LateSums:
             # Evaluations that were traced before do not catch up.
             self._state.model.test_function = self._state.model.predict_function = None
         self._variables = variables
-
-    def _measured(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[tf.Tensor]:
-        """Return the curvature that the optimizer measures; most measure none."""
-        found = measured_curvature(self._state.optimizer, list(grads), list(variables))
-        return [each for each in found if each is not None]
 
     def _begin(
         self,
@@ -169,79 +165,80 @@ class LateSums:
         begin(self._sums, GRADIENTS, dense)
         if curvature:
             begin(self._curvature, CURVATURE, curvature)
-        waited = tf.cast(flags.waited_last.read(), tf.float32)
+        self._begin_facts(replica, rows, tf.cast(flags.waited_last.read(), tf.float32))
+        flags.in_flight.assign(0)
+
+    def _begin_facts(self, replica: int, rows: tf.Tensor, waited: tf.Tensor) -> None:
+        """Begin to tell others how many rows this replica had, and how long it has waited."""
         facts = [rows[tf.newaxis]]
         facts.append(tf.one_hot(self._team.rank(replica), self._team.size, waited, 0.0))
-        if (balance := state.strategy.balance) is not None:
+        if (balance := self._state.strategy.balance) is not None:
             # Each number comes from one replica, and has less than 24 bits or needs no more.
-            facts.append(tf.cast(balance.news(replica).own, tf.float32))
+            facts.append(tf.cast(balance.news(replica).own(), tf.float32))
 
         def begun(number: int, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
             self._flight(number).begin(
                 tensors[0],
                 schedule=self._team.schedule("fp32", tensors[0]),
-                name=self._team.communicators[number].new_bucket(BucketId(FACTS, state.label)),
+                name=self._team.communicators[number].new_bucket(
+                    BucketId(FACTS, self._state.label)
+                ),
             )
             return []
 
         self._team.together(begun, [tf.concat(facts, 0)])
-        flags.in_flight.assign(0)
 
-    def _applied(self, replica: int, flags: RoundFlags) -> tf.Tensor:
-        """Apply the oldest sum; return 1."""
-        state, optimizer = self._state, self._state.optimizer
-        flags.in_flight.assign(NOTHING_IN_FLIGHT)  # the others are void, if this one fails
-
-        balance, size = state.strategy.balance, self._team.size
+    def _take_facts(self, replica: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Return the oldest facts: all replicas' rows, and each rank's wait; and this wait."""
+        size, balance = self._team.size, self._state.strategy.balance
+        sizes = [1, size] if balance is None else [1, size, 3 * size]
 
         def taken(number: int, _: list[Any]) -> list[tf.Tensor]:
-            found = self._flight(number).take([1 + size if balance is None else 1 + 4 * size])
+            found = self._flight(number).take([sum(sizes)])
             return [found.total, found.waited]
 
-        facts, waited_for_facts = self._team.together(taken, [])
+        facts, waited = self._team.together(taken, [])
+        rows, waits, *news = tf.split(facts, sizes)
         if balance is not None:
-            balance.news(replica).told(tf.cast(facts[1 + size :], tf.int64))
-        facts = facts[: 1 + size]
+            balance.news(replica).told(tf.cast(news[0], tf.int64))
+        return rows[0], tf.cast(waits, tf.float64), waited
+
+    def _apply(self, replica: int, flags: RoundFlags) -> None:
+        """Apply the oldest sum."""
+        state, optimizer = self._state, self._state.optimizer
+        flags.in_flight.assign(NOTHING_IN_FLIGHT)  # the others are void, if this one fails
+        rows, waits, waited_for_facts = self._take_facts(replica)
         sums, waited, took = self._sums.take(GRADIENTS, self._variables, optimizer, state.saved)
         waited = tf.maximum(waited, waited_for_facts)
         flags.waited.assign(flags.waited.read() + waited)
         flags.took.assign(flags.took.read() + took)
         flags.waited_last.assign(waited)
-        flags.waits.assign(flags.waits.read() + tf.cast(facts[1:], tf.float64))
+        flags.waits.assign(flags.waits.read() + waits)
         if state.rule.skips:
-            self._tell_pace(replica, tf.cast(facts[1:], tf.float64))
+            self._tell_pace(replica, waits)
         curvature: list[tf.Tensor] = []
         if measures_curvature(innermost(optimizer)):
             curvature, *_ = self._curvature.take(CURVATURE, self._variables, optimizer, state.saved)
-        rows = facts[0]
 
         def means_of(totals: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             pairs = zip(totals, self._variables) if totals else ()
             return [tf.cast(total, v.dtype) / tf.cast(rows, v.dtype) for total, v in pairs]
 
-        def applied() -> tf.Operation:
+        def apply() -> None:
             measured = given_to(optimizer, means_of(curvature))
             with during(this_step().as_reduced()), measured:
                 optimizer.apply(means_of(sums), self._variables)
-            return tf.no_op()
 
-        def only_counted() -> tf.Operation:
-            with during(this_step().as_reduced()):
-                counter_of(optimizer).assign_add(1)
-            return tf.no_op()
-
-        tf.cond(rows > 0, applied, only_counted)
+        apply_unless(rows <= 0, apply, optimizer)
         flags.in_flight.assign(0)
-        return tf.constant(1)
 
     def _drop_if_void(self, replica: int, flags: RoundFlags) -> None:
-        def dropped() -> tf.Tensor:
+        def drop() -> None:
             self._sums.drop(replica)
             self._curvature.drop(replica)
             self._flight(replica).drop()
-            return tf.constant(0)
 
-        tf.cond(flags.in_flight.read() == NOTHING_IN_FLIGHT, dropped, _nothing)
+        when(flags.in_flight.read() == NOTHING_IN_FLIGHT, drop)
 
     def _tell_pace(self, replica: int, waits: tf.Tensor) -> None:
         own = waits[self._team.rank(replica)]
@@ -257,10 +254,6 @@ class LateSums:
         if replica not in self._facts:
             self._facts[replica] = Flight(self._team.communicators[replica], self._bound + 1)
         return self._facts[replica]
-
-
-def _nothing() -> tf.Tensor:
-    return tf.constant(0)
 
 
 def warn_of_rate(rule: Any, optimizer: Any) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 import os
+from collections.abc import Callable
 
 from tfscale.bridge import output, saving
 from tfscale.bridge.callbacks import before_callbacks_get_their_model
@@ -29,7 +30,7 @@ from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.team import Team
 from tfscale.exchange.tensorflow_team import TensorFlowTeam
 from tfscale.exchange.trial import Trials
-from tfscale.strategy import backup, join, shutdown
+from tfscale.strategy import backup, join, predictions, restoring, shutdown
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.grid.parts import Copies, SplitWeights
 from tfscale.strategy.grid.teams import GridTeams
@@ -99,9 +100,11 @@ def _connect(strategy: Strategy, settings: Settings) -> Team:
     extended.connect(team, of_hosts(team.schedules, extended.hosts))
     before_callbacks_get_their_model(backup.arrange, strategy)
     output.ignore_warning_about_shuffle()
+    restoring.restore_on_all_replicas(strategy)
     if extended.worker > 0 and not os.environ.get(ALL_BARS):
         output.show_no_bars_by_default(strategy)
     if extended.number_of_workers > 1:
+        predictions.share_batches_out(strategy)
         saving.write_whole_files(strategy)
         _log.info("gradients go from this worker's first replica to the others: %s", team.ways())
     return team
@@ -128,33 +131,33 @@ def make_reducers(
     teams = None
     if of_team < everybody.size:
         teams = Teams.of(extended, of_team, settings.algorithm, schedules)
-    if teams is not None and teams.team is not None:
-        shutdown.announce(teams.parts, [each for each in (extended.group, extended.hosts) if each])
-        # Trials in each team could choose different schedules.
-        team, trials = teams.team, Trials(teams.team.schedules, enabled=False)
+        if teams.team is not None:
+            # Trials in each team could choose different schedules.
+            team, trials = teams.team, Trials(teams.team.schedules, enabled=False)
     reducer = functools.partial(Reducer, bucket_bytes=size)
     of_gradients = reducer(team, policy, trials=trials)
     # The policy is for gradients only: steps are divided by curvature, so it is not rounded.
     of_curvature = reducer(
         team, MethodPolicy(), trials=trials, what="curvature", suffix="/curvature"
     )
-    if teams is None:
-        sharding = None
-        if settings.shard == OPTIMIZER and everybody.size > 1:
-            _refuse_without_halves(settings, schedules)
-            sharding = Sharding(
-                reducer(
-                    team, settings.weights_policy, trials=trials, what="weights", suffix="/weights"
-                )
-            )
-        return of_gradients, of_curvature, sharding, None
-    rule = settings.sync.round_rule
-    no_trials = Trials(schedules, enabled=False)  # weights are sent too rarely
+    of_weights = functools.partial(reducer, everybody, what="weights")
+    sharding, rounds = None, None
+    if teams is not None:
+        rounds = _rounds(strategy, settings, teams, of_weights)
+    elif settings.shard == OPTIMIZER and everybody.size > 1:
+        _refuse_without_halves(settings, schedules)
+        sharding = Sharding(of_weights(settings.weights_policy, trials=trials, suffix="/weights"))
+    return of_gradients, of_curvature, sharding, rounds
+
+
+def _rounds(
+    strategy: Strategy, settings: Settings, teams: Teams, reducer: Callable[..., Reducer]
+) -> Rounds:
+    """Return the rounds at whose ends teams agree; ``reducer`` makes one of weights."""
+    rule, trials = settings.sync.round_rule, Trials(strategy.extended.team.schedules, enabled=False)
     keeps_as = "" if teams.team is None else "outer_"
-    of_weights = reducer(
-        everybody, rule.policy, trials=no_trials, what="weights", keeps_as=keeps_as
-    )
-    return of_gradients, of_curvature, None, Rounds(strategy, rule, of_weights, teams)
+    # Weights are sent too rarely for trials.
+    return Rounds(strategy, rule, reducer(rule.policy, trials=trials, keeps_as=keeps_as), teams)
 
 
 def make_parts(strategy: Strategy, settings: Settings) -> tuple[GridTeams | None, Copies]:
@@ -167,9 +170,7 @@ def make_parts(strategy: Strategy, settings: Settings) -> tuple[GridTeams | None
     if extended.grid.is_plain:
         return None, Copies()
     teams = GridTeams(extended, extended.grid, team, settings.algorithm, team.schedules)
-    parts = _parts_of(strategy, teams, settings)
-    shutdown.announce(teams.parts, [each for each in (extended.group, extended.hosts) if each])
-    return teams, parts
+    return teams, _parts_of(strategy, teams, settings)
 
 
 def _parts_of(strategy: Strategy, teams: GridTeams, settings: Settings) -> Copies:

@@ -12,7 +12,6 @@ from tfscale.bridge.objects import counter_of, innermost, optimizers_of
 from tfscale.bridge.tensorflow import PerReplica, own_copy, read_from_outside, replica_id
 from tfscale.native.cell import Cell, make_cell
 from tfscale.native.group import host_of
-from tfscale.strategy.late_sums import LateSums
 from tfscale.strategy.round import ReplicaRound
 from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundState
 from tfscale.strategy.step import Step, during, this_step
@@ -37,10 +36,6 @@ class ModelRounds:
       evaluate;
     - put back, before the next step of training: restore the replica's own weights.
 
-    With a rule that has a ``bound`` there is one round, which ends whenever somebody looks at the
-    weights: at the end of ``fit``, before an evaluation, and before a variable is read. Its end
-    applies all sums that are on their way (``LateSums``), and takes the means of statistics.
-
     Python code starts these transitions, between steps:
 
     - close, at the end of ``fit``: put back, end and the rule's ``settle`` make all replicas
@@ -61,7 +56,6 @@ class ModelRounds:
         self._statistics: list[Any] = []
         self._spare: dict[Any, Cell] = {}
         self._close: Any = None
-        self._late = LateSums(state) if state.rule.bound else None
 
     # -- on a replica, while a step is traced
 
@@ -86,38 +80,20 @@ class ModelRounds:
             statistics: variables that the step has assigned, except those of the optimizer.
         """
         self._statistics = list({id(v): v for v in [*self._statistics, *statistics]}.values())
-        state, round, alone = self.state, self._round(), this_step().alone
+        round, alone = self._round(), this_step().alone
         for flag in (round.flags.weights_differ, round.flags.optimizers_differ):
             flag.assign(True if alone is True else tf.logical_or(flag.read(), alone))
         round.steps.assign(round.optimizer_steps())
-        position = round.position.assign_add(1, read_value=True)
-        if self._late is not None:
-            return
-        if self._rule.delay:
-            when(position == self._rule.delay, lambda: _on_all_replicas(self._rule.land, round))
-        over = position >= self.length_of(round.rounds.read_value())
-        if self._several_workers and not state.teams.spans_workers:
-            over = tf.logical_or(over, state.has_batches.read() == 0)
-        when(over, lambda: self._end(round))
+        self._after_local_step(round, round.position.assign_add(1, read_value=True))
 
     def before_evaluation(self) -> None:
         """Load the weights to evaluate, before a step of an evaluation or a prediction."""
         if self.state.model.built and not self._refusal():
-            flags = (round := self._round()).flags
-            if self._late is not None:
-                when(flags.optimizers_differ.read(), lambda: self._catch_up(round))
-                return
-            shows = tf.logical_and(flags.weights_differ.read(), tf.logical_not(flags.shown.read()))
-            when(shows, lambda: _on_all_replicas(self._show, round))
-
-    def sum_late(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Begin to sum a step's gradients behind steps, and apply the sum that is due."""
-        assert self._late is not None
-        self._late.step(_replica(), grads, variables)
+            self._before_evaluation(self._round())
 
     def thinned(self, data: Any) -> Any:
         """Return this replica's part of a batch, without rows if the replica leaves it out."""
-        return data if self._late is None else self._late.thinned(_replica(), data)
+        return data
 
     def count_batches(self, replicas: tf.Tensor) -> tf.Tensor:
         """Return how many replicas get a batch in the next step, as far as this worker knows.
@@ -142,7 +118,7 @@ class ModelRounds:
             place: position of the tensor among those of a batch.
             like: tensor that gives the row's type and shape.
         """
-        key = (_replica(), place, like.dtype, like.shape.rank)
+        key = (replica_id(), place, like.dtype, like.shape.rank)
         if key not in self._spare:
             with tf.init_scope():
                 row = tf.zeros([1, *(size or 1 for size in like.shape[1:])], like.dtype)
@@ -152,12 +128,12 @@ class ModelRounds:
 
     def length_of(self, rounds: tf.Tensor) -> tf.Tensor:
         """Return how many steps the round has that comes after ``rounds`` rounds."""
-        table = [self._rule.start] * bool(self._rule.start) + self._rule.table()
+        table = [self._rule.start] * bool(self._rule.start) + [*self._rule.table()]
         place = tf.minimum(tf.cast(rounds, tf.int32), len(table) - 1)
         return tf.gather(tf.constant(table, tf.float32), place)
 
     def _round(self) -> ReplicaRound:
-        replica = _replica()
+        replica = replica_id()
         return ReplicaRound(self.state, replica, self.state.of_replica(replica))
 
     def _refusal(self) -> str:
@@ -177,6 +153,21 @@ class ModelRounds:
         return ""
 
     # -- transitions, on a replica
+
+    def _after_local_step(self, round: ReplicaRound, position: tf.Tensor) -> None:
+        """Land what the last round has sent, and end the round, when these are due."""
+        state = self.state
+        if self._rule.delay:
+            when(position == self._rule.delay, lambda: _on_all_replicas(self._rule.land, round))
+        over = position >= self.length_of(round.rounds.read_value())
+        if self._several_workers and not state.teams.spans_workers:
+            over = tf.logical_or(over, state.has_batches.read() == 0)
+        when(over, lambda: self._end(round))
+
+    def _before_evaluation(self, round: ReplicaRound) -> None:
+        flags = round.flags
+        shows = tf.logical_and(flags.weights_differ.read(), tf.logical_not(flags.shown.read()))
+        when(shows, lambda: _on_all_replicas(self._show, round))
 
     def _begins(self, round: ReplicaRound) -> tf.Tensor:
         """Return whether a round begins.
@@ -236,20 +227,8 @@ class ModelRounds:
             own.assign(tf.ensure_shape(cell.read(), own.shape))
         round.flags.shown.assign(False)
 
-    def _catch_up(self, round: ReplicaRound) -> None:
-        """Apply all late sums, and take the means of statistics."""
-        assert self._late is not None
-        with during(Step(is_reduced=True)):
-            self._late.catch_up(round.replica)
-            round.average(self._statistics, "statistics")
-        round.steps.assign(round.optimizer_steps())
-        round.flags.agree()
-
     def _settle(self) -> None:
         round = self._round()
-        if self._late is not None:
-            self._catch_up(round)
-            return
         when(round.flags.shown.read(), lambda: self._put_back(round))
         when(round.position.read_value() > 0, lambda: self._end(round))
         when(round.flags.weights_differ.read(), lambda: _on_all_replicas(self._rule.settle, round))
@@ -261,7 +240,7 @@ class ModelRounds:
     @property
     def skipped(self) -> int:
         """Number of batches that this process's replicas have left out."""
-        return 0 if self._late is None else self._late.skipped
+        return 0
 
     def is_apart(self) -> bool:
         """Return whether replicas have different weights."""
@@ -287,16 +266,15 @@ class ModelRounds:
         flags, place = self.state.flags.get(0), self.state.places[id(variable)]
         if flags is None:
             return None
-        if self._late is not None:
-            self.close()
-            return None
         if place is None:
             return _mean_of(variable) if flags.optimizers_differ.numpy() else None
         if not flags.weights_differ.numpy() or flags.shown.numpy():
             return None
         name = self._rule.reads_as
         kept = None if name is None else self.state.kept(name, variable)
-        return _mean_of(variable) if kept is None else _read(kept, variable.dtype)
+        if kept is None:
+            return _mean_of(variable)
+        return tf.cast(read_from_outside(kept), variable.dtype)
 
     def assigned(self, variable: LocalWeight) -> None:
         """Make an assignment of a variable last beyond the next step and the end of the round.
@@ -344,16 +322,8 @@ def _begin_anew(round: ReplicaRound) -> None:
     round.flags.resumes.assign(False)
 
 
-def _replica() -> int:
-    return replica_id(tf.distribute.get_replica_context())
-
-
 def _mean_of(variable: LocalWeight) -> tf.Tensor:
     strategy = variable.distribute_strategy
     parts = PerReplica(tuple(v.read_value() for v in variable.values))
     total = strategy.reduce("SUM", parts, axis=None)
     return total / tf.cast(strategy.extended.number_of_replicas, total.dtype)
-
-
-def _read(kept: Any, dtype: tf.DType) -> tf.Tensor:
-    return tf.cast(read_from_outside(kept), dtype)

@@ -33,6 +33,7 @@ from tfscale.bridge.calls import is_for_each_row
 from tfscale.bridge.losses import name_of_called
 from tfscale.bridge.objects import is_variable
 from tfscale.bridge.protocols import Model
+from tfscale.exchange.rows import with_numbers
 from tfscale.strategy import inexact
 from tfscale.strategy.divisors import whole_divisor
 from tfscale.strategy.share import Share, as_scaled
@@ -113,14 +114,48 @@ def target_of_gradients(target: Any, sources: Any) -> Any:
 
     If all terms have the same weight, ``scaled_gradients`` applies the weight later: the share of
     the rows, or what ``own_losses`` says. The gradient may never reach an optimizer, since the
-    inner steps of meta-learning belong to each replica alone. The target also stays as it is if
-    ``sources`` are not variables only, as for a gradient penalty.
+    inner steps of meta-learning belong to each replica alone. If ``sources`` are not variables
+    only, as for adversarial samples, nobody applies a weight to their gradients later.
     """
-    flat = tf.nest.flatten(target)
-    of_weights = all(is_variable(v) for v in tf.nest.flatten(sources))
-    if not of_weights or not all(map(_is_traced, flat)):
+    if not all(map(_is_traced, tf.nest.flatten(target))):
         return target
-    return tf.nest.map_structure(_as_target, target)
+    of_weights = all(is_variable(v) for v in tf.nest.flatten(sources))
+    return tf.nest.map_structure(_as_target if of_weights else _as_part, target)
+
+
+def target_of_team(size: int, target: Any, sources: Any, is_inner: bool) -> Any:
+    """Return a target of which each replica of a model team differentiates an equal part.
+
+    Args:
+        size: number of replicas of the team; all of them have computed the whole target.
+        target: what a tape of the user is to differentiate.
+        sources: sources of the gradient. A gradient by variables may reach an optimizer, which
+            weights an eager one.
+        is_inner: whether another tape records the gradient.
+    """
+    may_update = not is_inner and any(is_variable(v) for v in tf.nest.flatten(sources))
+
+    def part(x: Any) -> Any:
+        if this_step().share is None:  # predictions have no loss
+            return x / size
+        if not _is_traced(x):
+            return x if may_update or this_step().is_scaled(x) else x / size
+        return _part_of_team(x, size) if is_inner else _as_part(x)
+
+    return tf.nest.map_structure(part, target)
+
+
+def _part_of_team(target: tf.Tensor, size: int) -> tf.Tensor:
+    """Return a target whose terms are divided by a team's size, but for those scaled already."""
+    found = terms_of(tf.reduce_sum(target))
+    are_scaled = {term.kind == SCALED for term in found if term.kind != STOPPED}
+    if len(are_scaled) < 2:
+        return target if True in are_scaled else target / size
+    total = tf.zeros([], target.dtype)
+    for term, slope in zip(found, _slopes(target, found), strict=True):
+        part = tf.reduce_sum(slope * term.tensor)
+        total += tf.cast(part if term.kind == SCALED else part / size, total.dtype)
+    return total
 
 
 def scaled_gradients(gradients: list[Any]) -> list[Any]:
@@ -153,7 +188,8 @@ def logged(result: Any, of_metrics: set[int]) -> Any:
         else number_of_all(values[i])
         for i in numbers
     ]
-    for i, total in zip(numbers, _sum(parts), strict=True):
+    totals = tf.distribute.get_replica_context().all_reduce("SUM", parts)
+    for i, total in zip(numbers, totals, strict=True):
         values[i] = total
     return tf.nest.pack_sequence_as(result, values)
 
@@ -192,13 +228,23 @@ def _seen(term: Term) -> Term:
     return dataclasses.replace(term, kind=BY_ROWS) if term.kind == UNSEEN else term
 
 
+def _as_part(target: tf.Tensor) -> tf.Tensor:
+    total = tf.reduce_sum(target)
+    return _part(total, terms_of(total), _choice())
+
+
 def _as_target(loss: tf.Tensor) -> tf.Tensor:
     if this_step().sums_in_backward_pass and is_for_each_row():
         raise ValueError(_OF_ROWS)
     total, choice = tf.reduce_sum(loss), _choice()
     found, this_step().losses.are_read = terms_of(total), True
     kinds = {term.kind for term in found} - {STOPPED}
-    if kinds <= {SCALED} or (choice in ("sum", "scaled") and kinds <= {MEAN, SUM, UNSEEN}):
+    if kinds <= {SCALED}:
+        return loss
+    # The step gets whole gradients at once, and may clip them before an optimizer gets them.
+    if _share().is_same_on_all:
+        return _part(total, found, choice)
+    if choice in ("sum", "scaled") and kinds <= {MEAN, SUM, UNSEEN}:
         return loss
     # A batch that depends on scaled losses (adversarial samples) makes all gradients look scaled.
     # A sum of gradients in the backward pass, as of weights in parts, must not wait for weights.
@@ -322,10 +368,6 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, tf.Tensor) and value.dtype.is_floating and value.shape.rank == 0
 
 
-def _sum(tensors: list[Any]) -> Any:
-    return tf.distribute.get_replica_context().all_reduce("SUM", tensors)
-
-
 def _share() -> Share:
     return this_step().of_rows
 
@@ -351,10 +393,7 @@ def _unseen_weight(dtype: tf.DType) -> tf.Tensor:
 
 def _weighted(gradient: Any) -> Any:
     weight = _weight(gradient.dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        values = gradient.values * weight
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * weight
+    return with_numbers(gradient, lambda x: x * weight)
 
 
 def _warn_of_eager_steps(model: Model) -> None:

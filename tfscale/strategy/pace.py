@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.native.cell import make_cell
-from tfscale.strategy.rows import is_batch
+from tfscale.strategy.rows import is_batch, rows_unless
 
 _GAIN = 0.05  # slow enough for news that are as old as the largest bounds
 _NOISE = 0.05  # of a step: shorter waits are not worth a batch
@@ -38,7 +38,7 @@ class Pace:
     def thinned(self, data: Any) -> Any:
         """Return the replica's part of a batch, without rows if it leaves the batch out."""
         skips = self._skips.read()
-        return tf.nest.map_structure(lambda x: _unless(skips, x) if is_batch(x) else x, data)
+        return tf.nest.map_structure(lambda x: rows_unless(skips, x) if is_batch(x) else x, data)
 
     def begun(self, now: tf.Tensor) -> None:
         """Note that the step's gradients are there, and decide on the next batch.
@@ -70,15 +70,3 @@ class Pace:
     def ended(self, now: tf.Tensor) -> None:
         """Note that a step has ended, at a moment in seconds."""
         self._ended.assign(now)
-
-
-def _unless(skips: tf.Tensor, x: Any) -> Any:
-    """Return rows, or none of them."""
-    if isinstance(x, tf.SparseTensor):
-        rows = tf.where(skips, tf.zeros_like(x.dense_shape[0]), x.dense_shape[0])
-        size = tf.concat([rows[tf.newaxis], x.dense_shape[1:]], 0)
-        return tf.sparse.slice(x, tf.zeros_like(size), size)
-    if isinstance(x, tf.RaggedTensor):
-        return x[: tf.where(skips, tf.zeros_like(x.nrows()), x.nrows())]
-    rows = tf.shape(x)[0]
-    return x[: tf.where(skips, tf.zeros_like(rows), rows)]

@@ -8,36 +8,62 @@ strategy joins predictions itself, and gives Keras the result.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale.bridge import hooks
+from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.tensorflow import DistributedValues, PerReplica
 from tfscale.exchange.team import Team
+from tfscale.strategy.extended import Extended
+from tfscale.strategy.rows import joined_rows, number_of_rows, rows_between
+from tfscale.strategy.shares import in_order_of_outputs
 
 _NAME = "predictions"
 
 
-def parts(strategy: tf.distribute.Strategy, value: Any) -> Any:
-    """Cut a batch that is not distributed yet into a part for each local replica."""
-    extended = strategy.extended
-    local = len(extended.worker_devices)
+def share_batches_out(strategy: tf.distribute.Strategy) -> None:
+    """Give workers of one device each a part of ``predict_on_batch``, while a strategy lives.
+
+    Keras distributes batches, but not this one. Within the step, a worker of one device cannot tell
+    the batch of all workers from its own part. Does nothing with Keras 2, which distributes it.
+    """
+    if not KERAS_2:
+        hooks.PREDICT_ON_BATCH.put(keras.Model, _predict_part, while_lives=strategy)
+
+
+def _predict_part(predict: Callable[..., Any], model: Any, x: Any) -> Any:
+    extended = model.distribute_strategy.extended
+    if isinstance(extended, Extended) and len(extended.worker_devices) == 1:
+        x = tf.nest.map_structure(lambda batch: _local_parts(extended, batch)[0], x)
+    return predict(model, x)
+
+
+def parts(extended: Extended, value: Any) -> Any:
+    """Cut a batch that is not distributed yet into a part for each of several local replicas."""
     if isinstance(value, np.ndarray):  # an eager step, or ``predict_on_batch``
         value = tf.convert_to_tensor(value)
-    if local == 1 or not tf.is_tensor(value) or isinstance(value, DistributedValues):
+    is_one = len(extended.worker_devices) == 1
+    if is_one or not tf.is_tensor(value) or isinstance(value, DistributedValues):
         return value
-    rows, grid = tf.shape(value)[0], extended.grid
-    # Keras joins what all first replicas predict, then all second ones, and so on.
-    givers = sorted(
-        filter(grid.gives_outputs, range(extended.number_of_replicas)),
-        key=lambda rank: (rank % local, rank),
+    return PerReplica(tuple(_local_parts(extended, value)))
+
+
+def _local_parts(extended: Extended, batch: Any) -> list[Any]:
+    """Return the rows of each local replica."""
+    grid, local = extended.grid, len(extended.worker_devices)
+    givers = in_order_of_outputs(
+        filter(grid.gives_outputs, range(extended.number_of_replicas)), local
     )
     order = [grid.part_of_batch(rank) for rank in givers]
     mine = range(extended.first_rank, extended.first_rank + local)
-    places, parts = [order.index(grid.part_of_batch(rank)) for rank in mine], len(givers)
-    return PerReplica(tuple(value[rows * at // parts : rows * (at + 1) // parts] for at in places))
+    rows = number_of_rows(batch) if tf.is_tensor(batch) else len(batch)
+    places, number = [order.index(grid.part_of_batch(rank)) for rank in mine], len(givers)
+    return [rows_between(batch, rows * at // number, rows * (at + 1) // number) for at in places]
 
 
 def joined(strategy: tf.distribute.Strategy, outputs: Any) -> Any:
@@ -59,15 +85,9 @@ def joined(strategy: tf.distribute.Strategy, outputs: Any) -> Any:
         if workers > 1:
             team = strategy.extended.host_team
             parts = [part for own in parts for part in _of_all_workers(team, own)]
-        return _concatenated(parts)
+        return joined_rows(parts)
 
     return tf.nest.map_structure(whole, outputs)
-
-
-def _concatenated(parts: Sequence[Any]) -> Any:
-    if isinstance(parts[0], tf.SparseTensor):
-        return tf.sparse.concat(0, list(parts), expand_nonconcat_dims=True)
-    return tf.concat(list(parts), 0)
 
 
 def _of_all_workers(team: Team, value: Any) -> list[Any]:

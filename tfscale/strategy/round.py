@@ -13,9 +13,9 @@ from tfscale.bridge.objects import counter_of
 from tfscale.bridge.tensorflow import own_copy
 from tfscale.collectives import Schedule
 from tfscale.collectives.wires import LOSSLESS
-from tfscale.exchange import shards
 from tfscale.exchange.packing import place_of
 from tfscale.native.bucket import BucketId
+from tfscale.parallel.layout import Flat
 from tfscale.strategy.round_state import COUNTERS, NOTHING_IN_FLIGHT, RoundFlags, RoundState
 from tfscale.sync.gossip import refuse_if_mean_changes
 from tfscale.sync.hierarchical import MIXES_REPLICAS
@@ -65,12 +65,12 @@ class ReplicaRound:
         return part
 
     def send(self, values: Sequence[tf.Tensor]) -> None:
-        state = self._state
+        state, values = self._state, self._one_for_each(values, "send")
         state.background.begin(self._changes, values, self.trained, state.optimizer, state.saved)
         self.flags.in_flight.assign(self._part)
 
     def take(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        state, flags = self._state, self.flags
+        state, flags, values = self._state, self.flags, self._one_for_each(values, "take")
         flags.in_flight.assign(NOTHING_IN_FLIGHT)  # on all replicas, even if the exchange fails
         sums, waited, took = state.background.take(
             self._changes, self.trained, state.optimizer, state.saved
@@ -85,11 +85,21 @@ class ReplicaRound:
         return f"changes of fragment {self._part}"
 
     def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        state = self._state
+        state, values = self._state, self._one_for_each(values, "mean")
         sums = state.reducer.reduce(
-            list(values), self.trained, state.optimizer, state.saved, label=state.label
+            values, self.trained, state.optimizer, state.saved, label=state.label
         )
         return self._means_of(sums, values)
+
+    def _one_for_each(self, values: Sequence[tf.Tensor], operation: str) -> list[tf.Tensor]:
+        """Return values as a list, or raise if a rule has passed too few or too many."""
+        found = list(values)
+        if len(found) != len(self.weights):
+            raise ValueError(
+                f"sync={self._state.rule!r} passes {len(found)} values to round.{operation}; "
+                f"expected one for each of the {len(self.weights)} weights of round.weights"
+            )
+        return found
 
     def _means_of(self, sums: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         means = self._divided(sums)
@@ -102,7 +112,7 @@ class ReplicaRound:
     def mix(
         self, values: Sequence[tf.Tensor], mixtures: Sequence[Schedule], wire: str = LOSSLESS
     ) -> list[tf.Tensor]:
-        state = self._state
+        state, values = self._state, self._one_for_each(values, "mix")
         if state.teams.size > 1:
             raise ValueError(MIXES_REPLICAS.format(f"sync={state.rule!r}"))
         refuse_if_mean_changes(state.rule, mixtures)
@@ -125,9 +135,10 @@ class ReplicaRound:
         return values
 
     def keep(self, name: str, values: Sequence[tf.Tensor]) -> None:
+        values = self._one_for_each(values, "keep")
         if name in self._state.rule.in_shards:
-            ranks, rank = self._team.size, self._team.communicators[self.replica].rank
-            values = [shards.split(value, ranks)[rank] for value in values]
+            rank = self._team.rank(self.replica)
+            values = [self._flat(value).rows(value)[rank] for value in values]
         for variable, value in zip(self._kept(name), values, strict=True):
             variable.assign(tf.cast(value, variable.dtype))
 
@@ -138,7 +149,8 @@ class ReplicaRound:
                 f"shards: the rule's in_shards is {self._state.rule.in_shards!r}. Add the name to "
                 "in_shards; or call round.keep with values that are equal on all replicas"
             )
-        rows = [shards.split(tf.cast(value, tf.float32), self._team.size) for value in values]
+        values = self._one_for_each(values, "add")
+        rows = [self._flat(value).rows(tf.cast(value, tf.float32)) for value in values]
         own = self._run_on_one(self._team.scatter, tf.concat(rows, 1), SUM_INTO.format(name))
         sums = tf.split(own[0], [row.shape[1] for row in rows])
         for variable, shard in zip(self._kept(name), sums, strict=True):
@@ -168,7 +180,8 @@ class ReplicaRound:
         if name in self._state.rule.in_shards:
             every = self.gathered(tf.concat(values, 0), SHARDS.format(name))
             parts = tf.split(every, [shard.shape[0] for shard in values], axis=1)
-            values = [shards.join(x, w.shape) for x, w in zip(parts, self.weights, strict=True)]
+            pairs = zip(parts, self.weights, strict=True)
+            values = [self._flat(weight).whole(rows) for rows, weight in pairs]
         return [tf.cast(x, weight.dtype) for x, weight in zip(values, self.weights, strict=True)]
 
     def average(self, variables: Sequence[Any], what: str) -> None:
@@ -195,10 +208,14 @@ class ReplicaRound:
 
     def _run_on_one(self, collective: Callable[..., Any], value: tf.Tensor, what: str) -> Any:
         """Run a collective of one tensor on all replicas."""
-        (result,) = self._run(
-            lambda replica, own, name: [collective(replica, own[0], name)], [value], what
+        name = BucketId(what, self._state.label)
+        return self._team.together_on_one(
+            lambda replica, own: collective(replica, own, name), value
         )
-        return result
+
+    def _flat(self, value: tf.Tensor | tf.Variable) -> Flat:
+        """Return the layout of the shards in which replicas keep a value of this shape."""
+        return Flat(tuple(value.shape), self._team.size)
 
     def _kept(self, name: str) -> list[tf.Variable]:
         state = self._state

@@ -18,8 +18,8 @@ from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange.packing import describe
 from tfscale.parallel.layout import Copy, Layout
+from tfscale.strategy.placed import Placed, WorkingPart
 from tfscale.strategy.step import on_a_replica
-from tfscale.strategy.variables import Placed, WorkingPart
 
 _ASSIGNED = (
     "a step assigns {path}, by itself or by a constraint that was set after the optimizer was "

@@ -16,6 +16,7 @@ from tfscale.bridge.objects import native, trained_by
 from tfscale.exchange.explain import Row
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.slots import COMMON, Slots, creating
+from tfscale.strategy.late_rounds import LateRounds
 from tfscale.strategy.late_sums import warn_of_rate
 from tfscale.strategy.model_rounds import ModelRounds
 from tfscale.strategy.protocols import Strategy
@@ -64,7 +65,8 @@ class Rounds(Observer):
             state = RoundState(
                 self.strategy, self.rule, self.reducer, self.teams, model, self.outer
             )
-            found = self._models[model] = ModelRounds(state)
+            found = LateRounds(state) if self.rule.bound else ModelRounds(state)
+            self._models[model] = found
         return found
 
     def begins(self, model: Any, callbacks: Sequence[Any], length: Mapping[str, Any]) -> None:

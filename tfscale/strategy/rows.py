@@ -11,26 +11,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from tfscale.bridge.tensorflow import sum_without_gradient
+from tfscale.exchange.rows import with_numbers
 from tfscale.exchange.team import can_exchange
 from tfscale.native.cell import Cell
 
 
-class News(Protocol):
-    """Message of a replica to all others, which travels with its numbers of rows."""
+@dataclasses.dataclass(frozen=True)
+class News:
+    """Message of a replica to all others, which travels with another sum.
 
-    @property
-    def own(self) -> tf.Tensor:
-        """Whole numbers of this replica."""
-        ...
+    Attributes:
+        own: function that returns whole numbers of this replica.
+        told: function that follows the sum of what all replicas have told.
+    """
 
-    def told(self, total: tf.Tensor) -> None:
-        """Follow the sum of what all replicas have told."""
-        ...
+    own: Callable[[], tf.Tensor]
+    told: Callable[[tf.Tensor], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +89,7 @@ class Rows:
 
     def counted(self, value: Any) -> Any:
         """Return the value, or zeros on a replica that holds no rows."""
-        if isinstance(value, tf.IndexedSlices):
-            return tf.IndexedSlices(self.counted(value.values), value.indices, value.dense_shape)
-        return tf.where(self.absent, self._zeros_like(value), value)
+        return with_numbers(value, lambda x: tf.where(self.absent, self._zeros_like(x), x))
 
     def _zeros_like(self, value: Any) -> tf.Tensor:
         if tf.executing_eagerly() or not tf.is_tensor(value):
@@ -105,10 +104,6 @@ class Rows:
 
     def kept(self, output: Any) -> Any:
         """Return a model's output for a batch, without the output for a placeholder row."""
-        if isinstance(output, tf.SparseTensor):
-            rows = tf.where(self.absent, tf.zeros([], tf.int64), output.dense_shape[0])
-            size = tf.concat([rows[tf.newaxis], output.dense_shape[1:]], 0)
-            return tf.sparse.slice(output, tf.zeros_like(size), size)
         if output.shape.rank == 0:
             raise ValueError(
                 "predict cannot join the outputs of replicas: the model returns one number for a "
@@ -116,7 +111,7 @@ class Rows:
                 "needs one result for each row. Return one result for each row, or predict on one "
                 "device."
             )
-        return output[: tf.where(self.absent, tf.zeros([], tf.int64), number_of_rows(output))]
+        return rows_unless(self.absent, output)
 
 
 def shared_out(
@@ -143,12 +138,11 @@ def shared_out(
         differs = tf.reduce_any(tf.not_equal(tf.stack(others), local))
         others = [x * holds for x in others]
         sent += [tf.cast(differs, tf.int64), *others]
+    own = tf.stack(sent)
+    (summed,) = _sum([own if news is None else tf.concat([own, news.own()], 0)])
     if news is not None:
-        (summed,) = _sum([tf.concat([tf.stack(sent), news.own], 0)])
         news.told(summed[len(sent) :])
         summed = summed[: len(sent)]
-    else:
-        (summed,) = _sum([tf.stack(sent)])
     total, holders, *more = tf.unstack(summed)
     uniform = tf.equal(more[0], 0) if others else None
     rows = Rows(local, total, holders, uniform, tuple(zip(others, more[1:], strict=True)))
@@ -173,6 +167,28 @@ def number_of_rows(x: Any) -> tf.Tensor:
     if isinstance(x, tf.RaggedTensor):
         return x.nrows(tf.int64)
     return tf.shape(x, out_type=tf.int64)[0]
+
+
+def rows_between(x: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
+    """Return the rows from ``begin`` on and before ``end`` of a dense, sparse or ragged tensor."""
+    if isinstance(x, tf.SparseTensor):
+        start = tf.concat([begin[tf.newaxis], tf.zeros_like(x.dense_shape[1:])], 0)
+        size = tf.concat([(end - begin)[tf.newaxis], x.dense_shape[1:]], 0)
+        return tf.sparse.slice(x, start, size)
+    return x[begin:end]
+
+
+def rows_unless(condition: tf.Tensor, x: Any) -> Any:
+    """Return the rows of a tensor; none of them if the condition holds."""
+    none = tf.zeros([], tf.int64)
+    return rows_between(x, none, tf.where(condition, none, number_of_rows(x)))
+
+
+def joined_rows(parts: Sequence[Any]) -> Any:
+    """Return dense, sparse or ragged tensors, one after another."""
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(0, list(parts), expand_nonconcat_dims=True)
+    return tf.concat(list(parts), 0)
 
 
 def _sum(tensors: list[Any]) -> list[Any]:

@@ -24,7 +24,7 @@ from tfscale.strategy.own_losses import CHOICES
 from tfscale.support import arguments, records
 from tfscale.support.sizes import number_of_bytes
 from tfscale.sync import EveryStep, Rule
-from tfscale.sync.rule import refuse_without_length
+from tfscale.sync.rule import refuse_wrong_lengths
 
 DEADLINE = 120.0
 OPTIMIZER, ALL = "optimizer", "all"  # values of the argument ``shard``
@@ -149,7 +149,7 @@ def check(**given: Any) -> None:
 def _checked_rule(sync: Any, name: str) -> Any:
     expected = "a rule of tfscale.sync, such as tfscale.sync.DiLoCo(every=100), or None"
     rule: Rule = arguments.instance(sync, name, Rule, expected)
-    refuse_without_length(rule.round_rule)
+    refuse_wrong_lengths(rule.round_rule)
     return rule
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.exchange.rows import numbers_of
+from tfscale.exchange.rows import numbers_of, with_numbers
 from tfscale.exchange.team import Team
 
 
@@ -28,11 +28,12 @@ def clipped(
     """
     squares = [tf.reduce_sum(tf.square(numbers_of(g))) for g in grads]
     if optimizer.global_clipnorm:
-        total = summed_numbers(team, [_added(squares)], "square of the global norm")
-        return by_global_norm(optimizer, grads, total)
-    if optimizer.clipnorm and is_even:
-        return by_norms(optimizer, grads, summed_numbers(team, squares, "squares of norms"))
-    return clip(optimizer, grads)
+        squares = summed_numbers(team, [_added(squares)], "square of the global norm")
+    elif optimizer.clipnorm and is_even:
+        squares = summed_numbers(team, squares, "squares of norms")
+    else:
+        return clip(optimizer, grads)
+    return clipped_by_squares(optimizer, grads, squares)
 
 
 def clipped_by_squares(
@@ -43,23 +44,14 @@ def clipped_by_squares(
     Args:
         optimizer: the optimizer, which clips in one of the two ways.
         grads: gradients, or parts of gradients.
-        squares: sums of the squares of the whole gradients.
+        squares: sums of the squares of the whole gradients; for a global norm, its square is the
+            sum of these.
     """
     if optimizer.global_clipnorm:
-        return by_global_norm(optimizer, grads, squares)
-    return by_norms(optimizer, grads, squares)
-
-
-def by_global_norm(optimizer: Any, grads: Sequence[Any], squares: Sequence[tf.Tensor]) -> list[Any]:
-    """Return gradients clipped by their global norm, whose square is the sum of ``squares``."""
-    total = _added(squares)
-    # NaN if the norm is not finite, as in Keras.
-    factor = _factor(total, optimizer.global_clipnorm) + (total - total)
-    return [tf.convert_to_tensor(g) * tf.cast(factor, g.dtype) for g in grads]
-
-
-def by_norms(optimizer: Any, grads: Sequence[Any], squares: Sequence[tf.Tensor]) -> list[Any]:
-    """Return gradients clipped each by its own norm, whose square is given."""
+        total = _added(squares)
+        # NaN if the norm is not finite, as in Keras.
+        factor = _factor(total, optimizer.global_clipnorm) + (total - total)
+        return [tf.convert_to_tensor(g) * tf.cast(factor, g.dtype) for g in grads]
     factors = [_factor(square, optimizer.clipnorm) for square in squares]
     return [_times(g, f) for g, f in zip(grads, factors, strict=True)]
 
@@ -91,7 +83,4 @@ def _factor(square: tf.Tensor, limit: float) -> tf.Tensor:
 
 
 def _times(gradient: Any, factor: tf.Tensor) -> Any:
-    factor = tf.cast(factor, gradient.dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
+    return with_numbers(gradient, lambda x: x * tf.cast(factor, x.dtype))

@@ -26,7 +26,6 @@ from tfscale.bridge.objects import (
     key_of,
     native,
     path_of,
-    trained_by,
 )
 from tfscale.bridge.optimizers import constant_initializer, is_elementwise
 from tfscale.bridge.protocols import Optimizer, Variable
@@ -35,14 +34,13 @@ from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.slots import Slots
 from tfscale.parallel import deal
-from tfscale.parallel.layout import Copy, Flat, Layout, Owned, Repeated, SharedOut
+from tfscale.parallel.layout import Layout, Owned, SharedOut
 from tfscale.parallel.matrix import Matrix
 from tfscale.parallel.rows import part_of_rows
-from tfscale.parallel.table import Held, Table
 from tfscale.strategy import gradients
+from tfscale.strategy.placed import OwnedCopy, Placed, Placement, WorkingPart, assign_part, placing
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.rounded import (
-    Rounded,
     begin,
     exact_part,
     is_exact_part,
@@ -51,15 +49,7 @@ from tfscale.strategy.rounded import (
 )
 from tfscale.strategy.sharded_clipping import clipped, finite_on_all
 from tfscale.strategy.step import during, this_step
-from tfscale.strategy.variables import (
-    OwnedCopy,
-    Placed,
-    Placement,
-    Weight,
-    WorkingPart,
-    assign_part,
-    placing,
-)
+from tfscale.strategy.variables import Weight
 
 _UNKNOWN_OWNER = (
     "shard='optimizer' cannot tell to which weights these variables of {!r} belong: {}. Make them "
@@ -216,7 +206,7 @@ class Sharding:
         """
         try:
             _refuse(optimizer)
-            if _is_wrapper(optimizer):
+            if is_wrapper(optimizer):
                 build(optimizer, variables)
                 return
             ranks = self.spreader.team.size
@@ -310,7 +300,8 @@ def passes_on(optimizer: Optimizer) -> bool:
     return hasattr(optimizer, "optimizers")
 
 
-def _is_wrapper(optimizer: Optimizer) -> bool:
+def is_wrapper(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer leaves the updates of weights to others."""
     return hasattr(optimizer, "inner_optimizer") or passes_on(optimizer)
 
 
@@ -347,8 +338,7 @@ def apply(
             replica's rank that returns its parts of the sums over all replicas.
     """
     parts = strategy.sharding.of(optimizer)
-    replica = replica_id(tf.distribute.get_replica_context())
-    rank = strategy.extended.first_rank + replica
+    rank = strategy.extended.first_rank + replica_id()
     inner, cut = innermost(optimizer), parts.of(variables)
     curvature = gradients.measured_curvature(optimizer, grads, variables)
     sums = sum_parts(grads, variables, cut, rank)
@@ -476,7 +466,7 @@ def _spread(
 
 def _join_shares(strategy: Strategy, parts: Parts, variables: Sequence[Variable]) -> None:
     """Give all replicas that hold the same parts of weights what each has updated of them."""
-    replica = replica_id(tf.distribute.get_replica_context())
+    replica = replica_id()
     own = [own_copy(one).read_value() for one in parts.working(variables)]
     rank, layouts = strategy.extended.first_rank + replica, parts.of(variables).layouts
     wholes = strategy.parts.gradients.join_shares(own, variables, layouts, rank)
@@ -485,55 +475,6 @@ def _join_shares(strategy: Strategy, parts: Parts, variables: Sequence[Variable]
 
 
 # ------------------------------------------------------------------------- shown
-
-
-def layouts(strategy: Strategy) -> Table:
-    """Return who holds which numbers of the weights and slots of all optimizers that are built."""
-    ranks = strategy.extended.number_of_replicas
-    rows: list[Held] = []
-    for optimizer in sorted(strategy.optimizers, key=lambda each: str(each.name)):
-        if optimizer.built and not _is_wrapper(optimizer):
-            rows += _rows(strategy.sharding, optimizer, ranks)
-    return Table(rows, ranks, strategy.parts.notes())
-
-
-def _rows(sharding: Sharding | None, optimizer: Optimizer, ranks: int) -> Iterator[Held]:
-    parts = None if sharding is None else sharding.of(optimizer)
-    slots = _named(optimizer) if parts is None else parts.slots(optimizer)
-    for weight, own in zip(trained_by(optimizer), slots, strict=True):
-        shape, size = tuple(weight.shape), tf.as_dtype(weight.dtype).size
-        layouts = [(_layout_of(v, ranks), tf.as_dtype(v.dtype).size) for v in own]
-        held = _layout_of(weight, ranks)
-        why = _why_unsharded(held) if parts is None else parts.why
-        if isinstance(native(weight), Rounded):
-            why += "; the weight is rounded, and its exact value is in parts, too"
-        yield Held(path_of(weight), shape, (held, size), tuple(layouts), why)
-
-
-def _layout_of(variable: Variable, ranks: int) -> Layout:
-    own = native(variable)
-    has_parts = isinstance(own, Placed) and not isinstance(own, OwnedCopy)
-    return own.layout if has_parts else Copy(tuple(variable.shape), ranks)
-
-
-def _why_unsharded(layout: Layout) -> str:
-    if isinstance(layout, Copy):
-        return "replicas hold copies"
-    if layout.holder is not None:
-        return "one stage has the weight"
-    shared = isinstance(layout, Repeated) and isinstance(layout.inner, Flat)
-    return "weights are shared out" if shared else "a rule cuts the weight"
-
-
-def _named(optimizer: Optimizer) -> list[list[Variable]]:
-    """Return the slots of each weight, by their names, which begin with the weight's path."""
-    paths = [path_of(weight) for weight in trained_by(optimizer)]
-    slots: dict[str, list[Variable]] = {path: [] for path in paths}
-    for slot in optimizer.variables:
-        found = [path for path in paths if path.replace("/", "_") in str(slot.name)]
-        if found:
-            slots[max(found, key=len)].append(slot)
-    return [slots[path] for path in paths]
 
 
 # ---------------------------------------------------------------------- refusals

@@ -62,6 +62,11 @@ class Share:
         return Share(self._replicas, local, total, self._rows, self.copies)
 
     @property
+    def is_same_on_all(self) -> bool:
+        """Whether all of several replicas hold the same parts."""
+        return self.copies == self._replicas > 1
+
+    @property
     def reads(self) -> int:
         """Number of times that the step has scaled a value by a share."""
         return self._rows._reads

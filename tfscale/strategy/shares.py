@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfscale.native.group import host_of
-from tfscale.strategy.rows import is_batch, number_of_rows
+from tfscale.strategy.rows import is_batch, number_of_rows, rows_between
 from tfscale.support import arguments
 
 MEASURED = "auto"
@@ -129,6 +129,18 @@ def ends(weights: Any, rows: Any, of: Any = np) -> Any:
     return of.minimum(least + (lacking * spare + whole // 2) // whole, rows)
 
 
+def in_order_of_outputs(ranks: Iterable[int], local: int) -> list[int]:
+    """Return ranks in the order in which Keras joins what they predict.
+
+    These are all first replicas of workers, then all second ones, and so on.
+
+    Args:
+        ranks: the ranks.
+        local: number of replicas of each worker.
+    """
+    return sorted(ranks, key=lambda rank: (rank % local, rank))
+
+
 class Shares:
     """The shares of a strategy, which the feed follows in each step.
 
@@ -141,18 +153,16 @@ class Shares:
     Attributes:
         weights: whole numbers in proportion to the rows of each rank, in a variable that steps may
             change.
-        places: for each rank, which part of a batch it takes. Keras joins what all first replicas
-            of workers predict, then all second ones, so parts are in that order.
+        places: for each rank, which part of a batch it takes.
     """
 
     def __init__(self, given: Any, replicas: int, devices: Sequence[str], worker: int) -> None:
-        self._given, self._local, self._first = given, len(devices), worker * len(devices)
+        self._given, self._first = given, worker * len(devices)
         made = weights_of(given, replicas, len(devices))
         with tf.init_scope(), tf.device(host_of(devices[0])):
             self.weights = tf.Variable(made, trainable=False, dtype=tf.int64, name="shares")
-        order = sorted(range(replicas), key=lambda rank: (rank % self._local, rank))
-        self._order = order
-        self.places = [order.index(rank) for rank in range(replicas)]
+        self._order = in_order_of_outputs(range(replicas), len(devices))
+        self.places = [self._order.index(rank) for rank in range(replicas)]
 
     @property
     def is_measured(self) -> bool:
@@ -207,14 +217,6 @@ class Shares:
                 return x
             until = ends(weights, number_of_rows(x), tf)
             begin = until[place - 1] if place else tf.zeros([], tf.int64)
-            return _between(x, begin, until[place])
+            return rows_between(x, begin, until[place])
 
         return tf.nest.map_structure(rows, batch)
-
-
-def _between(x: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
-    if isinstance(x, tf.SparseTensor):
-        start = tf.concat([begin[tf.newaxis], tf.zeros_like(x.dense_shape[1:])], 0)
-        size = tf.concat([(end - begin)[tf.newaxis], x.dense_shape[1:]], 0)
-        return tf.sparse.slice(x, start, size)
-    return x[begin:end]

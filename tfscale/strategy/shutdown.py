@@ -57,7 +57,7 @@ def announce(groups: Sequence[Group], within: Sequence[Group] = ()) -> None:
         sys.exit = end.noticed(sys.exit)
         atexit.register(end.announce_exit)
     _groups.extend(groups)
-    _wider.extend(within)
+    _wider.extend(each for each in within if each not in _wider)
 
 
 class _End:

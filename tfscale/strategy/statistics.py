@@ -125,7 +125,7 @@ def before_and_all(extended: Any, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
         counts: counts of this replica's rows, as a vector of whole numbers.
     """
     grid = extended.grid
-    rank = extended.first_rank + replica_id(tf.distribute.get_replica_context())
+    rank = extended.first_rank + replica_id()
     part, own = grid.part_of_batch(rank), counts if grid.slice(rank) == 0 else counts * 0
     parts = extended.number_of_replicas // grid.team
     every = this_step().sum_over_rows(tf.one_hot(part, parts, dtype=counts.dtype)[:, None] * own)

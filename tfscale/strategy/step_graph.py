@@ -55,7 +55,10 @@ class StepGraph:
             marks = marks_of(op) | _marks_within(op)
             return marks | self._given(op) | RESIZES * _resizes(op) | TURNS * _turns(op)
 
-        return dataflow.gathered(tensors, own, self._bits)
+        def hides(op: tf.Operation, source: tf.Tensor) -> int:
+            return RESIZES * _gets_other_rows(op, source)
+
+        return dataflow.gathered(tensors, own, self._bits, hides)
 
     def depends_on(self, bits: int, tensor: tf.Tensor) -> bool:
         """Return whether a traced tensor depends on an operation with one of these bits."""
@@ -130,6 +133,14 @@ def _marks_within(op: tf.Operation) -> int:
 
 def _resizes(op: tf.Operation) -> bool:
     return op.type in _RESIZING or op.type.startswith("Ragged") or _cuts_rows(op)
+
+
+def _gets_other_rows(op: tf.Operation, source: tf.Tensor) -> bool:
+    """Return whether an operation gives an input the rows of another tensor, whose shape it gets.
+
+    So experts give the results of their rows the shape of the layer's input.
+    """
+    return op.type == "Reshape" and source is op.inputs[0] and op.inputs[1].op.type == "Shape"
 
 
 def _turns(op: tf.Operation) -> bool:

@@ -29,7 +29,6 @@ from tfscale.bridge.fit import TRAINING, ModelStep, fitted
 from tfscale.bridge.functions import inlined
 from tfscale.bridge.losses import reducing
 from tfscale.bridge.objects import (
-    counter_of,
     innermost,
     layers_of,
     measures_curvature,
@@ -40,6 +39,7 @@ from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.tapes import after_backward_passes, gradients_changed
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.slots import Slots
+from tfscale.native.cell import Cell
 from tfscale.strategy import (
     changed,
     gather,
@@ -50,12 +50,12 @@ from tfscale.strategy import (
     sharding,
     statistics,
 )
-from tfscale.strategy.balance import Clock, News
+from tfscale.strategy.balance import Clock
 from tfscale.strategy.building import refuse_foreign
 from tfscale.strategy.grid.batch import of_first_replica
 from tfscale.strategy.grid.parts import Copies
 from tfscale.strategy.protocols import Strategy
-from tfscale.strategy.rows import shared_out
+from tfscale.strategy.rows import News, shared_out
 from tfscale.strategy.share import Share
 from tfscale.strategy.step import (
     Losses,
@@ -91,20 +91,14 @@ def exact(strategy: Strategy, step: ModelStep) -> Iterator[None]:
 
 def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any]) -> Any:
     """Return a model's step that knows its replica's share of the global batch."""
-    extended, model, rounds = strategy.extended, step.model, strategy.rounds
-    parts = strategy.parts
+    model, parts, rounds = step.model, strategy.parts, strategy.rounds
     own_rounds = rounds.of(model) if rounds is not None and step.changes_weights else None
+    spare = None if own_rounds is None else own_rounds.spare_row
 
     @tf.autograph.experimental.do_not_convert
     def made(data: Any) -> Any:
-        begun = Step(
-            model=model,
-            is_own=step.is_own,
-            sees_gradients=step.is_own,
-            losses=Losses(results={}),
-            whole_weights=parts.whole_weights(),
-            gradients=changed.Gradients(functools.partial(_sum_of_own, strategy), _are_alike),
-        )
+        begun = _begun(strategy, step)
+        assigned: list[Any] = []
         if own_rounds is not None:  # replicas may make the step alone
             with _only_with(data):
                 begun = dataclasses.replace(
@@ -115,42 +109,77 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
             rounds.before_evaluation(model)
         data = _rows_of_team(strategy, data)
         of_stage = dataclasses.replace(begun, stage=parts.of_stage)
-        with during(begun), gather.over_team(of_stage, extended.team):
-            spare = None if own_rounds is None else own_rounds.spare_row
-            news, clock = _measuring(strategy, step, is_late=begun.alone is not False)
-            rows, data = shared_out(data, extended.number_of_replicas, spare, news)
-            if clock is not None:
-                data = clock.start(rows.local, rows.total, data)
-            rows = rows.of_stage(extended.grid.stages)
-            share = Share(
-                extended.number_of_replicas, rows.local, rows.total, copies=extended.grid.tensor
-            )
-            assigned: list[Any] = []
-            full = dataclasses.replace(
-                begun,
-                rows=rows,
-                share=share,
-                graph=StepGraph(data),
-                assigned=assigned,
-                counts=extended.gives_outputs(),
-                stage=parts.of_stage,
-                clock=clock,
-            )
-            with during(full):
+        with during(begun), gather.over_team(of_stage, strategy.extended.team):
+            full, data = _with_rows(strategy, step, begun, data, spare)
+            with during(dataclasses.replace(full, assigned=assigned)):
                 with reducing(keras_losses.reduced), _tapes_of(full, parts), inlined():
                     result = fn(data)
                 statistics.average(assigned)
-                if step.makes_logs:
-                    result = own_losses.logged(*keras_losses.with_results_of_all(result))
-                result = tf.nest.map_structure(_read, result)
-                if not step.makes_logs:
-                    result = tf.nest.map_structure(functools.partial(_of_team, extended), result)
+                result = _result(strategy, step, result)
             if own_rounds is not None:
                 with _only_with(data):
                     own_rounds.after_step(assigned)
             return result
 
     return made
+
+
+def _begun(strategy: Strategy, step: ModelStep) -> Step:
+    """Return the step that a replica begins, before it knows its rows."""
+    return Step(
+        model=step.model,
+        is_own=step.is_own,
+        sees_gradients=step.is_own,
+        losses=Losses(results={}),
+        whole_weights=strategy.parts.whole_weights(),
+        gradients=changed.Gradients(functools.partial(_sum_of_own, strategy), _are_alike),
+    )
+
+
+def _with_rows(
+    strategy: Strategy,
+    step: ModelStep,
+    begun: Step,
+    data: Any,
+    spare: Callable[[int, tf.Tensor], Cell] | None,
+) -> tuple[Step, Any]:
+    """Return a begun step that knows its rows, and this replica's part of the batch.
+
+    Args:
+        strategy: the strategy.
+        step: the step of the model.
+        begun: this replica's step.
+        data: what the replica has got of the batch.
+        spare: function that gives cells for rows of earlier batches; see ``shared_out``.
+    """
+    extended = strategy.extended
+    news, clock = _measuring(strategy, step, is_late=begun.alone is not False)
+    rows, data = shared_out(data, extended.number_of_replicas, spare, news)
+    if clock is not None:
+        data = clock.start(rows.local, rows.total, data)
+    rows = rows.of_stage(extended.grid.stages)
+    full = dataclasses.replace(
+        begun,
+        rows=rows,
+        share=Share(
+            extended.number_of_replicas, rows.local, rows.total, copies=extended.grid.tensor
+        ),
+        graph=StepGraph(data),
+        counts=extended.gives_outputs(),
+        stage=strategy.parts.of_stage,
+        clock=clock,
+    )
+    return full, data
+
+
+def _result(strategy: Strategy, step: ModelStep, result: Any) -> Any:
+    """Return what Keras gets from a step: tensors, and logs of the whole batch."""
+    if step.makes_logs:
+        result = own_losses.logged(*keras_losses.with_results_of_all(result))
+    result = tf.nest.map_structure(_read, result)
+    if step.makes_logs:
+        return result
+    return tf.nest.map_structure(functools.partial(_of_team, strategy.extended), result)
 
 
 def loop_steps(strategy: Strategy) -> contextlib.AbstractContextManager[None]:
@@ -183,7 +212,7 @@ def _measuring(
     """
     if strategy.balance is None or not step.changes_weights:
         return None, None
-    replica = replica_id(tf.distribute.get_replica_context())
+    replica = replica_id()
     news = None if is_late else strategy.balance.news(replica)
     return news, strategy.balance.clock(replica)
 
@@ -294,7 +323,8 @@ def _apply(
             return _apply_changed_sums(strategy, original, optimizer, list(grads), variables)
         inexact.warn_of_changed_gradients(step.model)
     seen = list(grads)
-    grads = _computed(strategy, optimizer, step.gradients.computed(seen), variables)
+    grads = _weighted(strategy, step.gradients.computed(seen), variables)
+    gradients.refuse(strategy, optimizer, variables)
     if strategy.sync.bound and not step.is_of_all:
         return strategy.rounds.of(step.model).sum_late(grads, variables)
     parts = strategy.parts
@@ -397,15 +427,6 @@ def _optimizers_of_step(strategy: Strategy) -> list[Optimizer]:
     return sorted(strategy.optimizers, key=lambda each: str(each.name))
 
 
-def _computed(
-    strategy: Strategy, optimizer: Optimizer, grads: list[Any], variables: list[Any]
-) -> list[Any]:
-    """Return the gradients that this replica has computed, weighted by its share of the batch."""
-    grads = _weighted(strategy, grads, variables)
-    gradients.refuse(strategy, optimizer, variables)
-    return grads
-
-
 def _weighted(strategy: Strategy, grads: list[Any], variables: list[Any]) -> list[Any]:
     """Return gradients weighted by the replica's share of the batch: its part of a sum."""
     if this_step().is_own:
@@ -462,7 +483,7 @@ def _go_on(strategy: Strategy, sums: list[Any]) -> None:
     if (clock := strategy.extended.clock) is not None:
         is_of_a_loop = this_step().model is None
         if is_of_a_loop:
-            strategy.balance.tell(replica_id(tf.distribute.get_replica_context()))
+            strategy.balance.tell(replica_id())
         clock.go_on(sums, anew=is_of_a_loop)
 
 
@@ -495,9 +516,8 @@ def _apply_if_rows(
         sums: what the optimizer gets.
         trainable_variables: the variables that ``apply`` got.
     """
-    step = this_step()
 
-    def applied() -> tf.Operation:
+    def apply() -> None:
         own = Sums(
             gradients.in_this_branch(sums.grads),
             gradients.in_this_branch(sums.curvature),
@@ -505,16 +525,10 @@ def _apply_if_rows(
         )
         with own.given_to(optimizer):
             original(own.grads, trainable_variables)
-        return tf.no_op()
-
-    def only_counted() -> tf.Operation:
-        with during(step.as_reduced()):
-            counter_of(optimizer).assign_add(1)
-        return tf.no_op()
 
     # Keras ends some epochs with a step that has no data and no gradients: it must count nothing.
     with tf.control_dependencies([g for g in sums.grads if g is not None]):
-        tf.cond(step.nobody_has_rows, only_counted, applied)
+        gradients.apply_unless(this_step().nobody_has_rows, apply, optimizer)
 
 
 def _end_of_window(clip: Callable[..., Any], optimizer: Optimizer, grads: Any) -> Any:

@@ -37,13 +37,15 @@ from tfscale.strategy.balance import Balance
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.grid.parts import Copies
 from tfscale.strategy.grid.teams import GridTeams
+from tfscale.strategy.layouts import layouts
 from tfscale.strategy.own_losses import part_of_mean
 from tfscale.strategy.pipeline.pipelined import Pipelined
 from tfscale.strategy.rounds import Rounds
 from tfscale.strategy.settings import DEADLINE, checked
-from tfscale.strategy.sharding import Sharding, layouts
+from tfscale.strategy.sharding import Sharding
 from tfscale.strategy.statistics import before_and_all
 from tfscale.strategy.step import this_step
+from tfscale.support.garbage import without_collection
 from tfscale.sync import Rule
 
 _summing = keras2_applying.summing if KERAS_2 else steps.summing
@@ -225,6 +227,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         """Call ``fn`` on every replica, with its part of each distributed argument."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(ending_with_their_graphs())
+            if not tf.executing_eagerly():  # the step is traced, and the graph's objects stay
+                stack.enter_context(without_collection())
             if self.extended.number_of_replicas == 1:
                 return super().run(fn, args, kwargs, options)
             stack.enter_context(ordered_by_device())
@@ -233,7 +237,9 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             step = fit.step_of(fn)
             if fit.predicts():
                 fn = self.parts.prediction(fit.fitted(), fn)
-                args = tf.nest.map_structure(functools.partial(predictions.parts, self), args)
+                args = tf.nest.map_structure(
+                    functools.partial(predictions.parts, self.extended), args
+                )
                 fn = steps.prediction_of_replica(self, fn)
                 return predictions.joined(self, super().run(fn, args, kwargs, options))
             if step is None:

@@ -12,8 +12,8 @@ from tfscale.compression.method import Wire
 from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange.collective_schedules import Algorithm, CollectiveSchedules, of_groups
 from tfscale.exchange.team import Team
-from tfscale.native import Group
 from tfscale.native.group import tasks_of
+from tfscale.strategy import shutdown
 from tfscale.sync.rule import Rule
 
 
@@ -24,14 +24,12 @@ class Teams:
     Args:
         size: number of replicas of a team.
         number: number of teams.
-        parts: groups of the teams that have replicas of this process; none if ``size`` is 1.
         team: each replica of this process, with its own team; None if ``size``
             is 1: then each replica makes its steps alone.
     """
 
     size: int
     number: int
-    parts: list[Group]
     team: Team | None
 
     @property
@@ -53,15 +51,15 @@ class Teams:
         """
         number = extended.number_of_replicas // size
         if size == 1:
-            return cls(size, number, [], None)
+            return cls(size, number, None)
         teams = [list(range(start, start + size)) for start in range(0, number * size, size)]
-        return cls(size, number, *divided(extended, teams, algorithm, schedules))
+        return cls(size, number, divided(extended, teams, algorithm, schedules))
 
 
 def divided(
     extended: Any, teams: list[list[int]], algorithm: Algorithm, schedules: CollectiveSchedules
-) -> tuple[list[Group], Team]:
-    """Return the groups of this process's teams, and an object for each replica's own team.
+) -> Team:
+    """Return an object for each replica's own team, whose ranks learn how the others' programs end.
 
     Args:
         extended: the strategy's ``extended``.
@@ -75,6 +73,7 @@ def divided(
     parts = [extended.group.part(ranks) for ranks in own]
     for part in parts:
         part.join()  # only ranks that have joined learn of another one's failure
+    shutdown.announce(parts, extended.groups)
     size = len(teams[0])
     within_workers = all(len({rank // devices for rank in ranks}) == 1 for ranks in teams)
     team = Team(parts[0], of_groups(algorithm, schedules, size, size if within_workers else 0))
@@ -86,7 +85,7 @@ def divided(
         )
     }
     team.communicators = [of_rank[rank] for rank in mine]
-    return parts, team
+    return team
 
 
 def size_of_teams(rule: Rule, extended: Any, algorithm: Algorithm, policy: MethodPolicy) -> int:

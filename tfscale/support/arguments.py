@@ -29,6 +29,8 @@ Kind = TypeVar("Kind")
 
 def wrong(value: object, name: str, expected: str, advice: str = "") -> ValueError:
     """Return the error for an argument that is not as expected."""
+    if isinstance(value, type) and not advice:
+        advice = f"This is the class: pass an instance, such as {value.__name__}(...)"
     return ValueError(f"{name} is {expected}; got {shown(value)}{advice and '. '}{advice}")
 
 

@@ -42,6 +42,8 @@ def _size(value: Any) -> float:
 def amount(value: Any, name: str, expected: str, whole: float, is_bytes: bool = True) -> float:
     """Return a limit: a number more than 0, or a share such as ``"12.5%"`` of the whole.
 
+    Less than one byte is refused: who gives 0.15 means ``"15%"``.
+
     Args:
         value: the user's value.
         name: name of the argument, for the error.
@@ -57,7 +59,8 @@ def amount(value: Any, name: str, expected: str, whole: float, is_bytes: bool = 
     found = float(share[1]) / 100 * whole if share else value
     if isinstance(found, str) and is_bytes:
         found = _size(found)
-    if arguments.is_number(found) and 0 < found < _MOST:
+    is_fraction = is_bytes and not share and arguments.is_number(found) and found < 1
+    if arguments.is_number(found) and 0 < found < _MOST and not is_fraction:
         return float(found)
     raise arguments.wrong(value, name, expected)
 

@@ -47,10 +47,14 @@ class Period:
         return [self.steps(number) for number in range(self.rounds + 1)]
 
 
-def checked_period(every: int | Period) -> None:
+def checked_period(
+    every: int | Period,
+    name: str = "every",
+    what: str = "a tfscale.sync.Period or a number of steps",
+) -> None:
     """Raise ``ValueError`` unless ``every`` is a ``Period`` or a number of steps."""
     if not isinstance(every, Period):
-        checked_count(every, "every", what="a tfscale.sync.Period or a number of steps")
+        checked_count(every, name, what=what)
 
 
 def checked_count(

@@ -16,7 +16,8 @@ import tensorflow as tf
 from tfscale.collectives import Schedule
 from tfscale.collectives.wires import LOSSLESS
 from tfscale.compression.policy import MethodPolicy
-from tfscale.sync.period import Period
+from tfscale.support import arguments
+from tfscale.sync.period import Period, checked_count, checked_period
 
 
 class Round(Protocol):
@@ -198,7 +199,7 @@ class Rule:
         """Return all settings: workers whose descriptions differ do not train together."""
         return repr(self)
 
-    def table(self) -> list[int]:
+    def table(self) -> Sequence[int]:
         """Return the lengths of the first rounds, in steps; later rounds have the last length."""
         return self.every.table() if isinstance(self.every, Period) else [self.every]
 
@@ -230,11 +231,24 @@ class Rule:
         """Make weights equal on all replicas at the end of ``fit``, after the end of a round."""
 
 
-def refuse_without_length(rule: Rule) -> None:
-    """Raise ``ValueError`` if a user's rule does not say how long its rounds are."""
-    if not hasattr(rule, "every") and type(rule).table is Rule.table:
-        raise ValueError(
-            f"sync={type(rule).__name__}(...) does not say how many steps a round has: the class "
-            "needs an attribute every, a number of steps or a tfscale.sync.Period. Add a line such "
-            "as every: int = 4 to the class"
-        )
+def refuse_wrong_lengths(rule: Rule) -> None:
+    """Raise ``ValueError`` if a user's rule does not say how many steps its rounds have."""
+    kind = type(rule).__name__
+    if type(rule).table is Rule.table:
+        if not hasattr(rule, "every"):
+            raise ValueError(_NO_LENGTH.format(kind=kind))
+        what = "a number of steps, or a tfscale.sync.Period (for other lengths define table)"
+        checked_period(rule.every, f"every of sync={kind}(...)", what)
+    lengths = rule.table()
+    if not isinstance(lengths, (list, tuple)) or not lengths:
+        raise arguments.wrong(lengths, f"table() of sync={kind}(...)", _LENGTHS)
+    for place, length in enumerate(lengths):
+        checked_count(length, f"table()[{place}] of sync={kind}(...)")
+
+
+_LENGTHS = "a list of numbers of steps, one for each of the first rounds"
+_NO_LENGTH = (
+    "sync={kind}(...) does not say how many steps a round has: the class needs an attribute every, "
+    "a number of steps or a tfscale.sync.Period. Add a line such as every: int = 4 to the class; "
+    "or define table(), which returns the lengths of the first rounds"
+)

@@ -10,7 +10,7 @@ import numpy as np
 from tests.strategy.cases import BY_NAME
 from tests.strategy.turns import take
 from tfscale.bridge.objects import optimizers_of
-from tfscale.strategy.variables import Placed
+from tfscale.strategy.placed import Placed
 
 
 def weights_of(model):

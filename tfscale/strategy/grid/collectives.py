@@ -7,7 +7,7 @@ and the adjoint of a gather is the sum of the gradients of a part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -48,7 +48,7 @@ def summed(team: Team, x: tf.Tensor, name: str) -> tf.Tensor:
 
     @tf.custom_gradient
     def forward(x: tf.Tensor) -> Any:
-        total = _once(team, x, lambda replica, own: team.sum(replica, own, name))
+        total = team.together_on_one(lambda replica, own: team.sum(replica, own, name), x)
         return total, lambda of_sum: summed(team, tf.convert_to_tensor(of_sum), _backward(name))
 
     return _as(x, forward(x))
@@ -80,8 +80,13 @@ def whole_of(team: Team, cut: Cut, part: tf.Tensor, name: str) -> tf.Tensor:
 
 def joined(team: Team, cut: Cut, part: tf.Tensor, name: str) -> tf.Tensor:
     """Return the array of which each replica of a team has a part; it has no gradient."""
-    rows = _once(team, part[tf.newaxis], lambda replica, own: team.gather(replica, own, name))
+    rows = gathered(team, part, name)
     return cut.whole(rows if isinstance(cut, Flat) else tf.unstack(rows, team.size))
+
+
+def gathered(team: Team, x: tf.Tensor, name: str) -> tf.Tensor:
+    """Return the arrays of all replicas of a team, one after the other; it has no gradient."""
+    return team.together_on_one(lambda replica, own: team.gather(replica, own, name), x[tf.newaxis])
 
 
 def part_of_sum(team: Team, cut: Cut, whole: tf.Tensor, name: str) -> tf.Tensor:
@@ -90,7 +95,7 @@ def part_of_sum(team: Team, cut: Cut, whole: tf.Tensor, name: str) -> tf.Tensor:
     @tf.custom_gradient
     def forward(whole: tf.Tensor) -> Any:
         rows = _rows_of(cut, whole, team.size)
-        own = _once(team, rows, lambda replica, every: team.scatter(replica, every, name))
+        own = team.together_on_one(lambda replica, each: team.scatter(replica, each, name), rows)
         return own[0], lambda of_part: whole_of(
             team, cut, tf.convert_to_tensor(of_part), _backward(name)
         )
@@ -137,17 +142,10 @@ def _part_of_rows(team: Team, layout: Layout, rows: tf.IndexedSlices, name: str)
     # Replicas that hold slices read the same samples, and look the same rows up.
     add = sum_equal_rows if isinstance(layout, Split) else sum_as_one_device
 
-    def own(replica: int, values: list[Any]) -> list[Any]:
-        total = add(team, replica, values[0], name)
-        return [part_of_total(total, layout, team.rank(replica))]
+    def part(replica: int, own: tf.IndexedSlices) -> Any:
+        return part_of_total(add(team, replica, own, name), layout, team.rank(replica))
 
-    (part,) = team.together(own, [rows])
-    return part
-
-
-def _once(team: Team, x: tf.Tensor, run: Callable[[int, tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    (found,) = team.together(lambda replica, own: [run(replica, own[0])], [x])
-    return found
+    return team.together_on_one(part, rows)
 
 
 def _as(like: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

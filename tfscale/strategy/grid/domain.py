@@ -177,7 +177,7 @@ class _Here:
 
     @property
     def rank(self) -> int:
-        return self.team.rank(replica_id(tf.distribute.get_replica_context()))
+        return self.team.rank(replica_id())
 
     @property
     def x(self) -> tf.Tensor:

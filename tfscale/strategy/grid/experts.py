@@ -60,11 +60,9 @@ class SharedExperts:
     def _computed(self, layer: Experts, rows: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
         """Return what all experts make of this replica's rows, which are sorted by expert."""
         team, share = self._team, layer.experts // self._team.size
-        (came,) = team.together(
-            lambda replica, own: [
-                team.all_to_all(replica, own[0], f"numbers of rows to {layer.name}")
-            ],
-            [counts],
+        name = f"numbers of rows to {layer.name}"
+        came = team.together_on_one(
+            lambda replica, own: team.all_to_all(replica, own, name), counts
         )
         came = tf.reshape(came, [team.size, share])
         sizes = tf.reduce_sum(tf.reshape(counts, [team.size, share]), 1)

@@ -19,10 +19,17 @@ from tfscale.bridge import hooks
 from tfscale.bridge.objects import innermost, path_of
 from tfscale.bridge.optimizers import is_elementwise, works_on_slices
 from tfscale.bridge.protocols import Optimizer, Variable
-from tfscale.exchange.rows import numbers_of, sum_as_one_device, sum_equal_rows
+from tfscale.exchange.rows import (
+    is_rows,
+    numbers_of,
+    sum_all,
+    sum_as_one_device,
+    sum_equal_rows,
+    with_numbers,
+)
 from tfscale.exchange.team import Team
 from tfscale.parallel.layout import Layout
-from tfscale.strategy.grid.shares import NAME, Shares, is_rows
+from tfscale.strategy.grid.shares import NAME, Shares
 from tfscale.strategy.grid.teams import Twins
 from tfscale.strategy.grid.weights import is_split
 from tfscale.strategy.sharded_clipping import (
@@ -130,10 +137,6 @@ class GridGradients(CopyGradients):
         """See ``CopyGradients``."""
         return self._twins if is_split(variable) else None
 
-    def is_part(self, variable: Variable) -> bool:
-        """Return whether replicas hold parts of a weight."""
-        return self.twins_of(variable) is not None
-
     def refuse(self, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
         """See ``CopyGradients``."""
         for variable in filter(is_split, variables):
@@ -221,7 +224,8 @@ class GridGradients(CopyGradients):
 
     def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
         """See ``CopyGradients``."""
-        return [None if self.is_part(v) else g for g, v in zip(grads, variables, strict=True)]
+        every = zip(grads, variables, strict=True)
+        return [g if self.twins_of(v) is None else None for g, v in every]
 
     def leaving_slices(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
         """See ``CopyGradients``."""
@@ -304,14 +308,8 @@ def _rows_of_first(team: Team, replica: int, every: Sequence[Any]) -> list[Any]:
     totals = [sum_equal_rows(team, replica, rows, NAME) for rows in every]
     if team.rank(replica) == 0:
         return totals
-    return [
-        tf.IndexedSlices(tf.zeros_like(rows.values), rows.indices, rows.dense_shape)
-        for rows in totals
-    ]
+    return [with_numbers(rows, tf.zeros_like) for rows in totals]
 
 
 def _sums(team: Team, replica: int, values: Sequence[Any]) -> list[Any]:
-    dense = iter(team.sum_all(replica, [x for x in values if not is_rows(x)], NAME))
-    return [
-        sum_as_one_device(team, replica, x, NAME) if is_rows(x) else next(dense) for x in values
-    ]
+    return sum_all(team, replica, values, NAME, sum_as_one_device)

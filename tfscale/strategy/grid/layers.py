@@ -33,11 +33,14 @@ from tfscale.bridge.layers import (
     projections_of,
     region_until,
 )
-from tfscale.bridge.objects import native
+from tfscale.bridge.objects import native, with_mask
 from tfscale.bridge.protocols import Layer
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.parallel.rules import COLUMNS, HEADS, ROWS, WEIGHTS
+from tfscale.strategy.grid import losses
 from tfscale.strategy.grid.collectives import Along, summed, whole_of
+from tfscale.strategy.grid.halo import Spread
+from tfscale.strategy.grid.spread import SpreadArrays
 from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.grid.weights import SlicesByRules, is_split
 from tfscale.strategy.step import during, on_a_replica, this_step
@@ -47,6 +50,8 @@ _AXIS_OF_HEADS = 0  # of the kernel of an attention's output projection
 # Difference between the seeds of two slices, in the first word of a seed: another number than the
 # one by which the seeds of two parts of a batch differ.
 _FOLD = 0x85EBCA6B
+
+_OUTSIDE = "indices outside of the rows of the layer {}, from 0 to less than:"
 
 
 @contextlib.contextmanager
@@ -88,12 +93,14 @@ class SplitLayers:
             shown: operations whose whole results others than the next layers need.
         """
         kinds = {layer: kind for layer in layers if (kind := self._kind(layer)) is not None}
-        outputs = {*outputs_of(layers), *shown}
+        outputs, arrays = {*outputs_of(layers), *shown}, SpreadArrays(self._team)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(losses.taking_slices(arrays, self._team))
             for layer, kind in kinds.items():
-                for hook in self._hooks(layer, kind, kinds, outputs):
+                for hook in self._hooks(layer, kind, kinds, outputs, arrays):
                     stack.enter_context(hook)
             yield
+        arrays.gather_used()
 
     def _kind(self, layer: Layer) -> str | None:
         kind = self._slicing.kind_of(layer)
@@ -105,25 +112,31 @@ class SplitLayers:
         return kind if all(map(calls_stock_code, inner)) else None
 
     def _hooks(
-        self, layer: Layer, kind: str, kinds: dict[Layer, str], outputs: set[Any]
+        self,
+        layer: Layer,
+        kind: str,
+        kinds: dict[Layer, str],
+        outputs: set[Any],
+        arrays: SpreadArrays,
     ) -> Iterator[contextlib.AbstractContextManager[Any]]:
         if kind == COLUMNS:
             region = None
             if activation_is_elementwise(layer):
                 region = region_until(layer, lambda after: kinds.get(after) == ROWS, outputs)
-            yield self._on(layer, self._columns, keeps_slices=region is not None)
+            shown = None if region is not None else arrays
+            yield self._on(layer, self._columns, shown_in=shown)
             for between in region or ():
                 yield from self._differing_seeds(between)
         elif kind == ROWS:
             yield from self._rows_hooks(layer, axes_of_rows(layer)["kernel"])
         elif kind == HEADS:
             for projection in projections_of(layer):
-                yield self._on(projection, self._columns, keeps_slices=True)
+                yield self._on(projection, self._columns, shown_in=None)
             yield from self._rows_hooks(output_projection_of(layer), _AXIS_OF_HEADS)
             yield self._on(layer, self._attention)
             yield from self._differing_seeds(dropout_of(layer))
         else:
-            yield self._on(layer, self._vocabulary)
+            yield self._on(layer, self._vocabulary, shown_in=arrays)
 
     def _rows_hooks(
         self, layer: Layer, axis: int
@@ -157,20 +170,39 @@ class SplitLayers:
         yield hooks.SEED_OF_SLICE.on(generator, of_slice)
 
     def _slice(self) -> int:
-        return self._teams.slice(replica_id(tf.distribute.get_replica_context()))
+        return self._teams.slice(replica_id())
 
     # -- kinds
 
     def _columns(
-        self, _: Any, layer: Any, inputs: Any, training: Any = None, *, keeps_slices: bool
+        self,
+        _: Any,
+        layer: Any,
+        inputs: Any,
+        training: Any = None,
+        *,
+        shown_in: SpreadArrays | None,
     ) -> Any:
+        """Return some units of a layer, or all of them where others than its rows need them."""
         with seeing_parts():
             x = product(layer, inputs, tf.convert_to_tensor(layer.kernel))
             if layer.bias is not None:
-                x = keras.ops.add(x, layer.bias)
-        if not keeps_slices:
-            x = whole_of(self._team, self._along(-1), x, f"columns of {layer.name}")
-        return _activated(layer, x)
+                # Keras reads shapes, and a variable has that of the whole bias.
+                x = keras.ops.add(x, tf.convert_to_tensor(layer.bias))
+        return _activated(layer, x if shown_in is None else self._shown(shown_in, x, layer.name))
+
+    def _shown(self, arrays: SpreadArrays, x: tf.Tensor, name: str) -> tf.Tensor:
+        """Return the array of which ``x`` is a slice along the last axis.
+
+        Args:
+            arrays: arrays of this step, which are gathered only if something needs them whole.
+            x: the slice.
+            name: name of the layer that made it.
+        """
+        if not arrays.can_be_made:
+            return whole_of(self._team, self._along(-1), x, f"columns of {name}")
+        axis = x.shape.rank - 1
+        return arrays.shown(Spread(x, axis, x.shape[axis] * self._team.size), name)
 
     def _rows(
         self, _: Any, layer: Any, inputs: Any, training: Any = None, *, cut_along: int
@@ -191,8 +223,16 @@ class SplitLayers:
         heads = whole_of(self._team, self._along(1), scores, f"scores of {layer.name}")
         return output, heads
 
-    def _vocabulary(self, _: Any, layer: Any, inputs: Any) -> Any:
-        ids = tf.cast(inputs, tf.int32)
+    def _vocabulary(
+        self, original: Any, layer: Any, inputs: Any, *, shown_in: SpreadArrays, **reverse: bool
+    ) -> Any:
+        if reverse.get("reverse"):
+            with seeing_parts():
+                logits = original(layer, inputs, **reverse)
+            return self._shown(shown_in, logits, layer.name)
+        ids, rows = tf.cast(inputs, tf.int32), layer.input_dim
+        ids = tf.where(ids < 0, ids + rows, ids)  # Keras counts from the end, too
+        ids = losses.inside(ids, rows, _OUTSIDE.format(layer.name))
         with seeing_parts():
             table = tf.convert_to_tensor(layer.embeddings)
         own = ids - self._slice() * table.shape[0]
@@ -200,7 +240,8 @@ class SplitLayers:
         rows = tf.gather(table, tf.where(held, own, 0))
         rows = tf.where(held[..., tf.newaxis], rows, tf.zeros_like(rows))
         found = summed(self._team, rows, f"rows of {layer.name}")
-        return keras.ops.cast(found, layer.compute_dtype)
+        found = keras.ops.cast(found, layer.compute_dtype)
+        return with_mask(found, keras.layers.Embedding.compute_mask(layer, inputs))
 
     def _along(self, axis: int) -> Along:
         return Along(axis, self._team.size)

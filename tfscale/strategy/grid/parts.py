@@ -9,6 +9,7 @@ from typing import Any
 from tfscale.bridge.fit import ModelStep
 from tfscale.bridge.objects import is_variable, native, path_of
 from tfscale.bridge.protocols import Layer, Optimizer, Variable
+from tfscale.bridge.tapes import inner_gradients_changed
 from tfscale.exchange.team import Team
 from tfscale.parallel.grid import DATA
 from tfscale.strategy.grid.domain import SpreadLayers
@@ -28,8 +29,9 @@ from tfscale.strategy.grid.weights import (
     whole_gradient,
 )
 from tfscale.strategy.grid.whole import WholeWeights
-from tfscale.strategy.step import this_step
-from tfscale.strategy.variables import Placement
+from tfscale.strategy.own_losses import target_of_team
+from tfscale.strategy.placed import Placement
+from tfscale.strategy.step import on_a_replica, this_step
 
 
 class Copies:
@@ -175,7 +177,11 @@ class SplitWeights(Copies):
 
     @contextlib.contextmanager
     def computing(
-        self, model: Any, layers: Sequence[Layer], shown: Collection[Any] = ()
+        self,
+        model: Any,
+        layers: Sequence[Layer],
+        shown: Collection[Any] = (),
+        in_turns: bool = False,
     ) -> Iterator[None]:
         """See ``Copies``.
 
@@ -183,15 +189,42 @@ class SplitWeights(Copies):
             model: the model.
             layers: its layers.
             shown: operations whose whole results others than the next layers need.
+            in_turns: whether the model runs in a pipeline, whose tapes differentiate by tensors.
         """
         self._slicing.check(model)
         with contextlib.ExitStack() as stack:
+            if not self.sums_in_backward_pass:
+                stack.enter_context(self._whole_gradients_by_tensors(not in_turns))
             stack.enter_context(reading_before_loops(layers))
             if self._layers is not None:
                 stack.enter_context(self._layers.computing(layers, shown))
             if self._spread is not None:
                 stack.enter_context(self._spread.computing([model, *layers]))
             yield
+
+    def _whole_gradients_by_tensors(
+        self, by_tensors: bool
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let a user's tapes give whole gradients by tensors, which a team has in parts.
+
+        The replicas of a team have the same tensors, and each has a part of the gradient.
+        """
+        team = self._slicing.team
+
+        def whole(gradient: Any, source: Any) -> Any:
+            if gradient is None or is_variable(source) or not on_a_replica():
+                return gradient
+            return summed_gradient(team, gradient, "the gradient by a tensor")
+
+        def all_whole(grads: list[Any], sources: list[Any]) -> list[Any]:
+            return [whole(g, x) for g, x in zip(grads, sources, strict=True)]
+
+        def part(target: Any, sources: Any, is_inner: bool) -> Any:
+            return (
+                target_of_team(team.size, target, sources, is_inner) if on_a_replica() else target
+            )
+
+        return inner_gradients_changed(part, all_whole, by_tensors)
 
     def notes(self) -> list[str]:
         """See ``Copies``."""

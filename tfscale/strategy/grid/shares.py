@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tfscale.exchange.rows import sum_as_one_device
+from tfscale.exchange.rows import is_rows, sum_as_one_device
 from tfscale.exchange.team import Team
 from tfscale.parallel.layout import Layout, SharedOut
 from tfscale.parallel.matrix import Matrix
@@ -88,12 +88,6 @@ class Shares:
         team = self._team
         if team is None:
             return rows
-        (total,) = team.together(
-            lambda replica, own: [sum_as_one_device(team, replica, own[0], NAME)], [rows]
+        return team.together_on_one(
+            lambda replica, own: sum_as_one_device(team, replica, own, NAME), rows
         )
-        return total
-
-
-def is_rows(value: Any) -> bool:
-    """Return whether a gradient is rows of a table, with their places."""
-    return isinstance(value, tf.IndexedSlices)

@@ -78,7 +78,7 @@ class SpreadArrays:
             spread: the array.
             name: name of the layer that has made it.
         """
-        team, replica = self._team, replica_id(tf.distribute.get_replica_context())
+        team, replica = self._team, replica_id()
 
         @tf.custom_gradient
         def standing_in(part: tf.Tensor) -> Any:

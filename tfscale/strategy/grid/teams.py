@@ -9,7 +9,6 @@ from typing import Any
 from tfscale.collectives import Schedule
 from tfscale.exchange.collective_schedules import Algorithm, CollectiveSchedules
 from tfscale.exchange.team import Team
-from tfscale.native import Group
 from tfscale.parallel.grid import EXPERTS, STAGES, TENSOR, Grid
 from tfscale.strategy.teams import divided
 
@@ -43,7 +42,6 @@ class GridTeams:
         experts: team of the replicas that hold all experts together; None for one replica.
         readers: model team, if it has replicas of several workers, whose first one reads the rows
             of all; else None.
-        parts: groups of the engine.
     """
 
     def __init__(
@@ -62,8 +60,6 @@ class GridTeams:
             )
         self.grid, self.everybody = grid, everybody
         self._first_rank = extended.first_rank
-        self.parts: list[Group] = []
-
         self._extended, self._algorithm, self._schedules = extended, algorithm, schedules
         self._twins: dict[str, Twins] = {}
         self.stages = self.twins(STAGES).team
@@ -72,14 +68,13 @@ class GridTeams:
         spans_workers = grid.team > len(extended.devices)
         self.readers = self.twins(STAGES, TENSOR).team if spans_workers else None
 
-    def twins(self, *axes: str) -> Twins:
-        """Return teams of the replicas that differ in these axes only."""
-        ranks = self.grid.teams(*axes)
+    def twins(self, *axes: str, parts: Sequence[int] | None = None) -> Twins:
+        """Return teams of the replicas that differ in these axes only; see ``Grid.teams``."""
+        ranks = self.grid.teams(*axes, parts=parts)
         if str(ranks) not in self._twins:
             team = None
             if len(ranks[0]) > 1:
-                parts, team = divided(self._extended, ranks, self._algorithm, self._schedules)
-                self.parts += parts
+                team = divided(self._extended, ranks, self._algorithm, self._schedules)
             self._twins[str(ranks)] = Twins(team, ranks)
         return self._twins[str(ranks)]
 

@@ -19,10 +19,11 @@ from tfscale.bridge.layers import (
     stock_layer,
     variable_being_made,
 )
-from tfscale.bridge.objects import layers_of, native, path_of
+from tfscale.bridge.objects import is_made, layers_of, native, path_of
 from tfscale.bridge.protocols import Layer, Variable
 from tfscale.bridge.spatial import convolutions
 from tfscale.bridge.tensorflow import replica_id
+from tfscale.exchange.rows import with_numbers
 from tfscale.exchange.team import Team
 from tfscale.parallel.deal import weight_in_parts
 from tfscale.parallel.experts import Experts
@@ -31,21 +32,25 @@ from tfscale.parallel.layout import Copy, Repeated, Split
 from tfscale.parallel.rows import part_of_total
 from tfscale.parallel.rules import AXES, COLUMNS, HEADS, ROWS, VOCABULARY, Rules
 from tfscale.strategy.grid.collectives import joined, summed, whole_of
+from tfscale.strategy.placed import Placed, Placement, assign_part
 from tfscale.strategy.step import on_a_replica, this_step
-from tfscale.strategy.variables import Placed, Placement, assign_part
 
 # Layers that a kind of rule can cut.
 CUTS = {
     COLUMNS: ("Dense", "EinsumDense", *CONVOLUTIONS),
     ROWS: ("Dense", "EinsumDense", *CONVOLUTIONS),
     HEADS: ("MultiHeadAttention", "GroupedQueryAttention"),
-    VOCABULARY: ("Embedding",),
+    VOCABULARY: ("Embedding", "ReversibleEmbedding"),
     **{axis: convolutions(axis) for axis in AXES},
 }
 
 _NOT_CUT = (
     "tensor[{pattern!r}]={kind!r} matches {path}, a weight of a {layer}, and {kind!r} is for "
     "{known}. Make the pattern match fewer paths, or choose another way to cut"
+)
+_NOT_ALL = (
+    "tensor[{pattern!r}]={kind!r} matches {path}, but not {earlier}, and a layer is cut with all "
+    "its weights. Make the pattern match the path of the layer, such as {layer}"
 )
 _IN_A_LOOP = (
     "a loop reads {}, of which each replica holds a part, and the gradient of the exchange is not "
@@ -70,8 +75,9 @@ _NO_EXPERTS = (
     "tfscale.parallel.Experts. Add one, or leave the axis experts out"
 )
 _MATCH_NOTHING = (
-    "the rule {pattern!r} of tensor= matches no weight of {model!r}. It is a regular expression "
-    "that is searched in paths such as {paths}. Correct it, or leave it out"
+    "the rule {pattern!r} of tensor= matches no weight of {model!r}, and has cut no other model. "
+    "It is a regular expression that is searched in paths such as {paths}. Correct it, or leave it "
+    "out"
 )
 
 
@@ -221,50 +227,78 @@ class SlicesByRules(Slicing):
         super().__init__(team)
         self._rules = Rules(rules)
         self._team_ranks = [grid.slice(rank) for rank in range(grid.replicas)]
-        self._kinds: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._cut: weakref.WeakKeyDictionary[Any, tuple[str, str]] = weakref.WeakKeyDictionary()
+        self._used: set[str] = set()  # patterns that have cut a layer of any model
 
     def kind_of(self, layer: Layer) -> str | None:
         """Return how a layer is cut; None if it is whole."""
-        return self._kinds.get(layer)
+        return self._cut[layer][1] if layer in self._cut else None
 
     def layout(self, layer: Layer, weight: Any) -> Repeated | None:
         """See ``Slicing``."""
-        found = self._rules.find(path_of(weight))
-        if found is None:
-            return None
-        pattern, kind = found
-        words = {"pattern": pattern, "kind": kind, "path": path_of(weight)}
-        owner = stock_layer(layer, CUTS[kind])
+        owner = self._cut_layer(layer) or self._begin_cut(layer, weight)
         if owner is None:
-            known = " and ".join(CUTS[kind])
-            raise CannotBeCut(_NOT_CUT.format(**words, layer=type(layer).__name__, known=known))
-        axis = _axes(owner, kind, path_of(weight)).get(str(weight.name))
-        self._kinds[owner] = kind
+            return None
+        pattern, kind = self._cut[owner]
+        axis = _axis(owner, kind, weight)
         if axis is None:
             return None
+        words = {"pattern": pattern, "kind": kind, "path": path_of(weight)}
         shape, ranks = tuple(weight.shape), self.team.size
         if shape[axis] % ranks:
             more = {"shape": shape, "axis": axis, "ranks": ranks, "size": shape[axis]}
             raise CannotBeCut(_DOES_NOT_DIVIDE.format(**words, **more))
         return Repeated.of(Split(shape, ranks, axis), self._team_ranks)
 
+    def _cut_layer(self, layer: Layer) -> Any:
+        """Return the layer to which a weight of ``layer`` belongs, if an earlier weight is cut."""
+        kinds = {kind for _, kind in self._cut.values()}
+        owners = (stock_layer(layer, CUTS[kind]) for kind in sorted(kinds))
+        return next((owner for owner in owners if owner is not None and owner in self._cut), None)
+
+    def _begin_cut(self, layer: Layer, weight: Any) -> Any:
+        """Return the layer to which a weight of ``layer`` belongs, if a rule matches its path."""
+        path = path_of(weight)
+        found = self._rules.find(path)
+        if found is None:
+            return None
+        pattern, kind = found
+        words = {"pattern": pattern, "kind": kind, "path": path}
+        owner = stock_layer(layer, CUTS[kind])
+        if owner is None:
+            known = " and ".join(CUTS[kind])
+            raise CannotBeCut(_NOT_CUT.format(**words, layer=type(layer).__name__, known=known))
+        for other in owner.weights:
+            if other is not weight and is_made(other) and _axis(owner, kind, other) is not None:
+                words |= {"earlier": path_of(other), "layer": path_of(owner)}
+                raise CannotBeCut(_NOT_ALL.format(**words))
+        self._cut[owner] = found
+        self._used.add(pattern)
+        return owner
+
     def check(self, model: Any) -> None:
-        """Raise if a rule matches none of a model's weights."""
+        """Raise if a rule matches none of a model's weights, and has cut no other model.
+
+        A program may train several models, or a part of a model, with one set of rules.
+        """
         paths = [path_of(v) for v in model.weights]
-        for pattern in self._rules.idle(paths):
+        for pattern in (one for one in self._rules.idle(paths) if one not in self._used):
             some = ", ".join(paths[:5])
             raise ValueError(_MATCH_NOTHING.format(pattern=pattern, model=model.name, paths=some))
 
 
-def _axes(layer: Layer, kind: str, path: str) -> dict[str, int]:
-    """Return the axes along which a rule cuts a layer's weights, by name."""
+def _axis(layer: Layer, kind: str, weight: Any) -> int | None:
+    """Return the axis along which a rule cuts a weight of a layer; None if it is whole."""
+    axes = {"embeddings": 0, "reverse_embeddings": 1}
     if kind == COLUMNS:
-        return axes_of_columns(layer)
-    if kind == ROWS:
-        return axes_of_rows(layer)
-    if kind in AXES:
-        return {}
-    return axis_of_heads(path) if kind == HEADS else {"embeddings": 0}
+        axes = axes_of_columns(layer)
+    elif kind == ROWS:
+        axes = axes_of_rows(layer)
+    elif kind == HEADS:
+        axes = axis_of_heads(path_of(weight))
+    elif kind in AXES:
+        axes = {}
+    return axes.get(str(weight.name))
 
 
 def is_split(variable: Variable) -> bool:
@@ -293,22 +327,16 @@ def whole_gradient(gradient: Any, weight: SplitWeight) -> Any:
 
 def part_of_gradient(gradient: Any, weight: SplitWeight) -> Any:
     """Return this replica's part of the gradient of a whole weight."""
-    rank = weight.team.rank(replica_id(tf.distribute.get_replica_context()))
+    rank = weight.team.rank(replica_id())
     return part_of_total(gradient, weight.layout.inner, rank)
 
 
 def summed_gradient(team: Team, gradient: Any, name: str) -> Any:
     """Return the gradient of a weight with copies, of which each replica of a team has a part."""
-    if not isinstance(gradient, tf.IndexedSlices):
-        return summed(team, gradient, name)
-    return tf.IndexedSlices(
-        summed(team, gradient.values, name), gradient.indices, gradient.dense_shape
-    )
+    return with_numbers(gradient, lambda x: summed(team, x, name))
 
 
 def share_of_gradient(gradient: Any, replicas: int) -> Any:
     """Return an equal share of a gradient that all replicas of a team have."""
     share = tf.constant(1 / replicas, gradient.dtype)
-    if not isinstance(gradient, tf.IndexedSlices):
-        return gradient * share
-    return tf.IndexedSlices(gradient.values * share, gradient.indices, gradient.dense_shape)
+    return with_numbers(gradient, lambda x: x * share)

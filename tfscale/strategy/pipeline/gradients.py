@@ -25,13 +25,15 @@ class StageGradients(GridGradients):
 
     Args:
         teams: teams of the grid, with a team along the axis ``stages``.
+        parts: for each rank of a pipeline the number of the part of the model that it holds.
     """
 
-    def __init__(self, teams: GridTeams) -> None:
-        super().__init__(teams.tensor, teams.twins(DATA), teams.everybody)
+    def __init__(self, teams: GridTeams, parts: Sequence[int]) -> None:
+        super().__init__(teams.tensor, teams.twins(DATA, parts=parts), teams.everybody)
         assert teams.stages is not None
         self._stages: Team = teams.stages
-        self._of_stage = teams.twins(DATA, TENSOR)
+        self._share = len({*parts}) / len(parts)  # which each rank has of what its part has
+        self._of_stage = teams.twins(DATA, TENSOR, parts=parts)
         self._of_slice = teams.twins(DATA, STAGES)
 
     def twins_of(self, variable: Variable) -> Twins | None:
@@ -52,6 +54,7 @@ class StageGradients(GridGradients):
         copies = [x for x, part in zip(own, parts, strict=True) if not part]
         # Stages may hold weights of different types, and all send numbers of one type.
         total = tf.add_n([tf.zeros([], tf.float64), *(tf.cast(x, tf.float64) for x in held)])
+        total = total * self._share
         return [*summed_numbers(self._stages, [total], "square of the norm of stages"), *copies]
 
 

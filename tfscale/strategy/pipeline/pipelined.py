@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,24 +15,26 @@ import tensorflow as tf
 from tfscale.bridge import hooks
 from tfscale.bridge.fit import JUDGING, TRAINING, ModelStep
 from tfscale.bridge.layers import variable_being_made
-from tfscale.bridge.models import has_own_steps, loss_of, operation_of
-from tfscale.bridge.objects import loss_tracker
+from tfscale.bridge.losses import loss_of_batch
+from tfscale.bridge.models import has_own_steps, operation_of
+from tfscale.bridge.objects import loss_tracker, metrics_of
 from tfscale.bridge.protocols import Layer
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.team import Team
 from tfscale.parallel.grid import DATA, TENSOR
 from tfscale.parallel.layout import Owned
-from tfscale.parallel.pipeline import Pipeline
+from tfscale.parallel.pipeline import Pipeline, order_of_outputs, parts_of_ranks
 from tfscale.plan.pipelines import Simulation, Times, Turn, Work, simulate
 from tfscale.strategy.grid.parts import Copies, SplitWeights
 from tfscale.strategy.grid.teams import GridTeams
+from tfscale.strategy.keras_losses import counting_variables
 from tfscale.strategy.pipeline.gradients import StageGradients
 from tfscale.strategy.pipeline.stages import Stages
 from tfscale.strategy.pipeline.turns import Microbatches, Turns
 from tfscale.strategy.pipeline.weights import StageWeight, give_to_stages, layout_of
+from tfscale.strategy.placed import Placement, assign_part
 from tfscale.strategy.protocols import Strategy
-from tfscale.strategy.step import during, this_step
-from tfscale.strategy.variables import Placement, assign_part
+from tfscale.strategy.step import Step, during, this_step
 
 _OWN_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 _OWN = (
@@ -47,6 +50,7 @@ _BUILT = (
     "the optimizer {optimizer!r} was built before {name!r} was cut into stages. Compile the model "
     "with an optimizer that is not built yet"
 )
+_NOTHING_TO_TRAIN = "all layers of {name!r} are frozen, so that a step changes no weight"
 _NOT_BUILT = (
     "{name!r} is not built yet, so it cannot be cut into stages. Give it an input shape, for "
     "example by a first layer keras.Input(shape)"
@@ -77,12 +81,14 @@ class Pipelined(Copies):
         slices: SplitWeights | None,
     ) -> None:
         assert teams.stages is not None
-        super().__init__(StageGradients(teams))
+        self.order = pipeline.order_of(teams.grid.stages)
+        self._parts = parts_of_ranks(self.order)
+        super().__init__(StageGradients(teams, self._parts))
         self._slices = slices
         self._extended, self._teams, self._pipeline = strategy.extended, teams, pipeline
         self._scope = strategy.scope
         self._team: Team = teams.stages
-        self.order = pipeline.order_of(teams.grid.stages)
+        self._judging = order_of_outputs(self.order)
         self.of_stage = teams.twins(DATA, TENSOR).team or Team(None, teams.everybody.schedules)
         self._cut: weakref.WeakKeyDictionary[Any, Stages] = weakref.WeakKeyDictionary()
 
@@ -131,7 +137,8 @@ class Pipelined(Copies):
             inner = beside.layout.inner
             assert isinstance(inner, Owned)
             hooks.ASSIGN_SLOT.put(made, assign_part, weakly=True)
-            return Placement(layout_of(self._teams.grid, tuple(made.shape), inner.owner))
+            grid, shape = self._teams.grid, tuple(made.shape)
+            return Placement(layout_of(grid, self._parts, shape, inner.owner))
         return None if self._slices is None else self._slices.placement(beside)
 
     @contextlib.contextmanager
@@ -142,7 +149,7 @@ class Pipelined(Copies):
             return
         cuts = self.stages_of(model).boundaries
         shown = {operation_of(symbol) for cut in cuts for symbol in cut}
-        with self._slices.computing(model, layers, shown):
+        with self._slices.computing(model, layers, shown, in_turns=True):
             yield
 
     # -- steps
@@ -172,11 +179,12 @@ class Pipelined(Copies):
     def _turns(
         self, stages: Stages, microbatches: Microbatches, training: bool, **more: Any
     ) -> Turns:
-        replica = replica_id(tf.distribute.get_replica_context())
-        program = list(self.order.program(self._team.rank(replica)))
+        replica = replica_id()
+        order = self.order if training else self._judging
+        program = list(order.program(self._team.rank(replica)))
         if not training:
             program = [one for one in program if _work_of(one) is Work.FORWARD]
-        more = {"judge": None, **more}
+        more = {"judge": None, "counts": self._counts(), **more}
         return Turns(stages, program, microbatches, self._team, replica, training, **more)
 
     def _step(self, stages: Stages, data: Any, training: bool) -> Any:
@@ -187,7 +195,8 @@ class Pipelined(Copies):
 
         def judge(i: int, outputs: Any) -> tf.Tensor:
             x, y, sample_weight = microbatches.part(i)
-            return loss_of(model, x, y, outputs, sample_weight, training)
+            more = {"sample_weight": sample_weight, "training": training}
+            return loss_of_batch(model, x=x, y=y, y_pred=outputs, **more)
 
         optimizer = model.optimizer if training else None
         more = {} if optimizer is None else {"scaled": optimizer.scale_loss}
@@ -196,11 +205,28 @@ class Pipelined(Copies):
         self._count_loss(model, turns.losses)
         if training:
             self._update(stages, turns)
-        if not turns.outputs:
-            return model.get_metrics_result()
-        x, y, sample_weight = microbatches.data
-        outputs = microbatches.joined([turns.outputs[i] for i in range(microbatches.number)])
-        return model.compute_metrics(x, y, outputs, sample_weight)
+        if turns.outputs:
+            x, y, sample_weight = microbatches.rows_of(sorted(turns.outputs))
+            with during(self._counting(microbatches, turns)):
+                model.compute_metrics(x, y, microbatches.joined(turns.outputs), sample_weight)
+        return self._results(model)
+
+    def _counting(self, microbatches: Microbatches, turns: Turns) -> Step:
+        """Return the step in which metrics count the rows of which this replica has outputs."""
+        step = microbatches.step(this_step(), sorted(turns.outputs))
+        return dataclasses.replace(step, counts=self._counts())
+
+    def _counts(self) -> bool:
+        """Return whether a replica counts metrics: of those with slices of a stage, one does."""
+        return self._teams.slice(replica_id()) == 0
+
+    def _results(self, model: Any) -> Any:
+        """Return the results of metrics over the rows that all ranks of a pipeline have counted."""
+        held = [v for metric in metrics_of(model) for v in counting_variables(metric)]
+        own = [tf.convert_to_tensor(v.value) for v in held]
+        totals = self._team.sum_all(replica_id(), own, "metrics of stages")
+        with keras.StatelessScope(list(zip(held, totals, strict=True))):
+            return tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
 
     def _count_loss(self, model: Any, losses: Sequence[tf.Tensor]) -> None:
         """Count the loss of a step, to which all stages may have added losses."""
@@ -208,8 +234,7 @@ class Pipelined(Copies):
         assert rows is not None
         dtype = tf.as_dtype(tracker.dtype)
         own = tf.add_n([tf.zeros([], dtype), *(tf.cast(x, dtype) for x in losses)])
-        replica = replica_id(tf.distribute.get_replica_context())
-        loss = self._team.sum(replica, own, "losses of stages")
+        loss = self._team.sum(replica_id(), own, "losses of stages")
         tracker.total.assign(tracker.total + loss * tf.cast(rows.total, dtype))
         tracker.count.assign(tracker.count + tf.cast(rows.local, dtype))
 
@@ -217,9 +242,11 @@ class Pipelined(Copies):
         """Apply the gradients of all microbatches."""
         model = stages.graph.model
         weights = model.trainable_variables
-        replica = replica_id(tf.distribute.get_replica_context())
-        rank = self._team.rank(replica)
-        held = {id(v) for v in weights if rank in stages.ranks_of_weight(v)}
+        if not weights:
+            warnings.warn(_NOTHING_TO_TRAIN.format(name=model.name), stacklevel=2)
+            return
+        part = self._parts[self._team.rank(replica_id())]
+        held = {id(v) for v in weights if part in stages.parts_of_weight(v)}
         tables = {id(v) for v in weights if stages.is_table(v)}
         gradients = turns.gradients.of_all(weights, held, tables)
         with during(dataclasses.replace(this_step(), stage=None)):
@@ -227,8 +254,9 @@ class Pipelined(Copies):
 
     def _predicted(self, stages: Stages, microbatches: Microbatches, turns: Turns) -> Any:
         """Return the outputs; of a replica that does not have them, outputs without rows."""
-        every = [turns.outputs[i] for i in range(microbatches.number)] if turns.outputs else None
-        outputs = None if every is None else tf.nest.flatten(microbatches.joined(every))
+        outputs = None
+        if turns.outputs:
+            outputs = tf.nest.flatten(microbatches.joined(turns.outputs))
         found = [
             self._or_no_rows(symbol, None if outputs is None else outputs[i])
             for i, symbol in enumerate(stages.graph.outputs)
@@ -239,10 +267,9 @@ class Pipelined(Copies):
         """Return an output; an array without rows, of the same other sizes, if there is none."""
         shape = [0, *symbol.shape[1:]]
         if None in shape:
-            replica = replica_id(tf.distribute.get_replica_context())
             own = tf.zeros([len(shape)], tf.int32) if output is None else tf.shape(output)
             last = self.order.ranks - 1
-            sent = self._team.broadcast(replica, own, "shape of predictions", last)
+            sent = self._team.broadcast(replica_id(), own, "shape of predictions", last)
             shape = tf.concat([[0], sent[1:]], 0)
         return tf.zeros(shape, symbol.dtype) if output is None else output
 

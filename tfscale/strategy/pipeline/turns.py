@@ -7,22 +7,22 @@ turn waits for a message that an earlier turn has sent: the receiver may first n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfscale.bridge import hooks
 from tfscale.bridge.graphs import next_number
-from tfscale.bridge.models import added_losses_of, with_mask
-from tfscale.bridge.objects import mask_of
+from tfscale.bridge.models import added_losses_of
+from tfscale.bridge.objects import copy_of, mask_of, with_mask
 from tfscale.exchange.team import Team
 from tfscale.plan.pipelines import Turn, Work
 from tfscale.plan.pipelines.order import Transfer
 from tfscale.strategy.pipeline.gradients import Accumulated
 from tfscale.strategy.pipeline.late import put_off
 from tfscale.strategy.pipeline.stages import Stages
-from tfscale.strategy.rows import number_of_rows
+from tfscale.strategy.rows import joined_rows, number_of_rows
 from tfscale.strategy.share import Share
 from tfscale.strategy.step import Step, during, this_step
 from tfscale.strategy.step_graph import StepGraph
@@ -98,39 +98,52 @@ class Microbatches:
             )
         return self._parts[i]
 
-    def step(self, step: Step, i: int, received: Sequence[tf.Tensor] = ()) -> Step:
-        """Return the step of one replica for a microbatch.
+    def rows_of(self, numbers: Sequence[int]) -> Any:
+        """Return the rows of some microbatches; one that has none gives none."""
+        ranges = [tf.range(*self.bounds(i)) for i in numbers]
+
+        def joined(x: Any) -> Any:
+            return None if x is None else joined_rows([_at(rows, x) for rows in ranges])
+
+        return tf.nest.map_structure(joined, self.data)
+
+    def step(self, step: Step, numbers: Sequence[int], received: Sequence[tf.Tensor] = ()) -> Step:
+        """Return the step of one replica for some microbatches.
 
         Args:
             step: the step for all rows of the replica.
-            i: number of the microbatch.
-            received: tensors from the stage before, which have the rows of the microbatch.
+            numbers: numbers of the microbatches.
+            received: tensors from the stage before, which have the rows of the microbatches.
         """
         assert step.rows is not None
-        rows = step.rows.of_microbatch(self.size(i))
+        rows = step.rows.of_microbatch(tf.add_n([self.size(i) for i in numbers]))
         share = step.share
         if share is not None:
-            share = Share(int(share), rows.local, rows.total)
-        is_microbatch = self.number > 1
-        graph = StepGraph((self.part(i), list(received)))
+            share = Share(int(share), rows.local, rows.total, copies=share.copies)
+        is_microbatch = len(numbers) < self.number
+        graph = StepGraph(([self.part(i) for i in numbers], list(received)))
         return dataclasses.replace(
             step, rows=rows, share=share, graph=graph, is_microbatch=is_microbatch
         )
 
-    def joined(self, outputs: Sequence[Any]) -> Any:
-        """Return the outputs of all microbatches, without those for rows that do not count."""
-        sizes = [self.size(i) for i in range(self.number)]
+    def joined(self, outputs: Mapping[int, Any]) -> Any:
+        """Return outputs of microbatches by their numbers, without rows that do not count."""
+        numbers = sorted(outputs)
+        sizes = [self.size(i) for i in numbers]
+
+        def own(x: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+            # An output may have several rows for each row of the microbatch.
+            of_row = tf.shape(x, size.dtype)[0] // tf.maximum(size, 1)
+            return x[: size * of_row]
 
         def whole(*parts: tf.Tensor) -> tf.Tensor:
-            kept = [x[:size] for x, size in zip(parts, sizes, strict=True)]
-            found = tf.concat(kept, 0)
+            found = tf.concat(list(map(own, parts, sizes)), 0)
             masks = [mask_of(x) for x in parts]
             if masks[0] is None:
                 return found
-            mask = tf.concat([x[:size] for x, size in zip(masks, sizes, strict=True)], 0)
-            return with_mask(found, mask)
+            return with_mask(found, tf.concat(list(map(own, masks, sizes)), 0))
 
-        return tf.nest.map_structure(whole, *outputs)
+        return tf.nest.map_structure(whole, *(outputs[i] for i in numbers))
 
 
 class Turns:
@@ -145,6 +158,7 @@ class Turns:
         training: whether layers train.
         judge: function of a microbatch's number and outputs that the last stage calls for the
             loss; None for predictions.
+        counts: whether metrics of layers count here: of the replicas of a stage, one counts.
         scaled: function that multiplies a loss by the optimizer's loss scale.
 
     Attributes:
@@ -162,11 +176,12 @@ class Turns:
         replica: int,
         training: bool,
         judge: Callable[[int, Any], tf.Tensor] | None,
+        counts: bool,
         scaled: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
     ) -> None:
         self._stages, self._program, self._microbatches = stages, program, microbatches
         self._team, self._replica, self._training = team, replica, training
-        self._judge, self._scaled = judge, scaled
+        self._judge, self._counts, self._scaled = judge, counts, scaled
         self.gradients = Accumulated()
         self.outputs: dict[int, Any] = {}
         self.losses: list[tf.Tensor] = []
@@ -201,14 +216,15 @@ class Turns:
     def _pass_forward(self, turn: Turn) -> list[tf.Tensor]:
         stage, i = turn.stage, turn.microbatch
         received = self._forward.pop((i, stage - 1), [])
-        step = self._microbatches.step(this_step(), i, received)
+        step = self._microbatches.step(this_step(), [i], received)
         with during(step), tf.GradientTape(watch_accessed_variables=self._training) as tape:
             watched = [x for x in received if x.dtype.is_floating]
             tape.watch(watched)
             own = self._microbatches.part(i)
-            found = self._stages.graph.run(
-                self._stages.nodes[stage], self._known(stage, own, received), self._training
-            )
+            with during(dataclasses.replace(step, counts=self._counts)):
+                found = self._stages.graph.run(
+                    self._stages.nodes[stage], self._known(stage, own, received), self._training
+                )
             passed = self._end(stage, i, found, tape, watched)
         if self._training:
             self._passed[i, stage] = passed
@@ -241,7 +257,7 @@ class Turns:
                 loss = self._judge(i, output)
                 self.losses.append(loss)
                 return Passed(tape, received, [self._scaled(loss)])
-            out = [_copied(found[id(x)]) for x in stages.boundaries[stage]]
+            out = [copy_of(found[id(x)]) for x in stages.boundaries[stage]]
             self._forward[i, stage] = out
             every = [] if self._judge is None else added_losses_of(graph.model)
             if not every:
@@ -261,7 +277,7 @@ class Turns:
                 targets, slopes = [*targets, passed.added], [*slopes, tf.ones_like(passed.added)]
         sources = [*passed.received, *weights]
         begin = next_number(tf.compat.v1.get_default_graph())
-        with during(self._microbatches.step(this_step(), i)):
+        with during(self._microbatches.step(this_step(), [i])):
             found = passed.tape.gradient(targets, sources, slopes) if sources else []
         back, own = found[: len(passed.received)], found[len(passed.received) :]
         back = [
@@ -326,20 +342,21 @@ class Turns:
         self._forward[i, stage] = found
 
     def _give(self, x: tf.Tensor, symbol: Any, one: Transfer, name: str) -> None:
-        if None in symbol.shape[1:]:
+        if self._stages.shape_is_sent(symbol):
             self._move(tf.shape(x, tf.int64), one, f"shape of the {name}")
         self._move(x, one, name)
 
     def _take(self, symbol: Any, one: Transfer, name: str) -> tf.Tensor:
         """Receive a tensor of which the graph of the model says the type, and perhaps the shape."""
-        if None in symbol.shape[1:]:
+        if self._stages.shape_is_sent(symbol):
             spec = tf.TensorSpec([len(symbol.shape)], tf.int64)
             shape = self._move(spec, one, f"shape of the {name}")
         else:
             rows = tf.maximum(self._microbatches.size(one.turn.microbatch), 1)
-            shape = tf.stack([rows, *(tf.constant(side, tf.int64) for side in symbol.shape[1:])])
+            sides = [rows, *(tf.constant(side, tf.int64) for side in symbol.shape[1:])]
+            shape = tf.stack(sides) if symbol.shape else ()  # a sum of all numbers has no rows
         x = self._move(tf.zeros(shape, symbol.dtype), one, name)
-        x.set_shape([None, *symbol.shape[1:]])
+        x.set_shape([None, *symbol.shape[1:]] if symbol.shape else [])
         return x
 
     def _move(self, x: Any, one: Transfer, name: str) -> tf.Tensor:
@@ -376,7 +393,3 @@ def _mask_or_all(x: tf.Tensor, symbol: Any) -> tf.Tensor:
     """Return a tensor's mask; one that leaves nothing out if a layer has taken the mask off."""
     mask = mask_of(x)
     return tf.ones(tf.shape(x)[: len(symbol.shape)], tf.bool) if mask is None else mask
-
-
-def _copied(x: tf.Tensor) -> tf.Tensor:
-    return with_mask(tf.identity(x), mask_of(x))

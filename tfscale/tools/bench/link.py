@@ -1,17 +1,19 @@
 """Slow links on one machine: a network namespace for each worker, and a switch between them.
 
-    worker 0 (tfscale-PID-0)        worker 1 (tfscale-PID-1)
+    worker 0 (tfscale-PID-N-0)      worker 1 (tfscale-PID-N-1)
        eth0  10.77.x.1                 eth0  10.77.x.2
          |  tbf: rate out                |
-    port0 ------- bridge (tfscale-PID-switch) ------- port1
+    port0 ------- bridge (tfscale-PID-N-switch) ----- port1
             tbf: rate in
 
-The bridge has a namespace of its own. So nothing appears in the machine's network, its firewall
-does not see the packets, and deleting the namespaces deletes everything.
+N counts the networks of a process. The bridge has a namespace of its own. So nothing appears in
+the machine's network, its firewall does not see the packets, and deleting the namespaces deletes
+everything.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
@@ -26,7 +28,8 @@ _PREFIXES = {
     "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
 }  # fmt: skip
 _RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]i?)?(bit|bps)", re.IGNORECASE)
-_NAME = re.compile(r"tfscale-(\d+)-(switch|\d+)")
+_NAME = re.compile(r"tfscale-(\d+)-\d+-(switch|\d+)")  # process, network, worker
+_numbers = itertools.count()  # of the networks of this process
 
 
 class LinkError(RuntimeError):
@@ -85,9 +88,9 @@ class Network:
 
     def __init__(self, count: int, rate: str) -> None:
         self.rate = rate
-        me = os.getpid()
-        self._switch = f"tfscale-{me}-switch"
-        self._names = [f"tfscale-{me}-{i}" for i in range(count)]
+        me, number = os.getpid(), next(_numbers)
+        self._switch = f"tfscale-{me}-{number}-switch"
+        self._names = [f"tfscale-{me}-{number}-{i}" for i in range(count)]
         self.hosts = [f"10.77.{me % 256}.{i + 1}" for i in range(count)]
         self.prefixes: list[Sequence[str]] = [["ip", "netns", "exec", n] for n in self._names]
         self.interface = "eth0"

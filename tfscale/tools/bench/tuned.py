@@ -103,7 +103,8 @@ def compare(options: argparse.Namespace, name: str, seed: int, kept: Kept) -> di
     def tuned(bits: Mapping[str, int]) -> dict[str, Any]:
         return switched().tuned(bits)
 
-    plans = kept.of(f"{mine} plans", lambda: _plans(options, model(), task, seed))
+    studied = kept.of(f"{mine} studied", lambda: _plans(options, model(), task, seed))
+    plans = studied["plans"] | random_plans(studied["numbers"], seed, options.random)
     found = {
         "float": kept.of(f"{mine} float", lambda: _float(model(), task, seed, options.tuned_epochs))
     }
@@ -113,10 +114,8 @@ def compare(options: argparse.Namespace, name: str, seed: int, kept: Kept) -> di
     return found
 
 
-def _plans(
-    options: argparse.Namespace, model: Any, task: Task, seed: int
-) -> dict[str, dict[str, int]]:
-    """Return the widths of all plans."""
+def _plans(options: argparse.Namespace, model: Any, task: Task, seed: int) -> dict[str, Any]:
+    """Return the widths of the plans by studies, and how many weights each layer has."""
     from tfscale.analysis.quantize import plan, sensitivity
 
     _compile(model, task, 1e-3, 1)
@@ -129,17 +128,19 @@ def _plans(
     )  # fmt: skip
     size = f"{100 * _SIZE}%"
     numbers = {layer.path: layer.numbers for layer in study.layers}
-    random = {
-        f"random {i}": random_bits(numbers, np.random.default_rng([seed, i]))
-        for i in range(options.random)
-    }
-    return {
+    plans = {
         "hessian": plan(study, size=size).bits,
         "error": plan(error, size=size).bits,
         "uniform": dict.fromkeys(numbers, _UNIFORM),
         "reversed": plan(reversed_study(study), size=size).bits,
-        **random,
     }
+    return {"plans": plans, "numbers": numbers}
+
+
+def random_plans(numbers: Mapping[str, int], seed: int, count: int) -> dict[str, dict[str, int]]:
+    """Return random plans; more of them begin with the same ones, so a file of results serves."""
+    dice = [np.random.default_rng([seed, i]) for i in range(count)]
+    return {f"random {i}": random_bits(numbers, rng) for i, rng in enumerate(dice)}
 
 
 class Switched:
