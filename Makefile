@@ -21,12 +21,11 @@ CXX := $(firstword $(notdir $(shell command -v g++ clang++)) g++)
 endif
 
 # The parts of the Python tests, each a run of pytest: some folders, others together, and all else, longest first, for
-# else one of them runs alone at the end. Together are those whose tests leave TensorFlow to processes of their own: its
-# loading is shared.
-TOGETHER := gallery faults docs launcher launch doctor integration engines
-FOLDERS := strategy sync recompute callbacks optimizers exchange bench ops pains colab packaging
-PYTHON_PARTS := python-strategy python-processes python-sync python-rest \
-  $(patsubst %,python-%,$(filter-out strategy sync,$(FOLDERS)))
+# else one of them runs alone at the end. Few parts, for each loads TensorFlow anew, and twice more for the processes
+# that its tests start. Together are those whose tests leave TensorFlow to processes of their own, and often wait.
+TOGETHER := gallery faults docs launcher launch doctor integration engines bench pains colab packaging
+FOLDERS := strategy recompute sync
+PYTHON_PARTS := python-strategy python-processes python-rest python-recompute python-sync
 WHERE = tests/$*
 WHERE_processes := $(TOGETHER:%=tests/%)
 WHERE_rest := $(filter-out $(FOLDERS:%=tests/%) $(WHERE_processes) tests/native tests/addons tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)

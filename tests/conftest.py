@@ -4,6 +4,7 @@ import collections
 import gc
 import os
 import random
+import signal
 import sys
 
 import hypothesis
@@ -12,6 +13,10 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 DEVICES = 8
+
+# What a shell runs in its background ignores Ctrl-C, and so would all that the tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test may fail because a machine is busy, or because dice fell otherwise than yesterday.
 hypothesis.settings.register_profile(
@@ -55,14 +60,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish(session):
-    """Make full garbage collections cheap and rare: they took a twelfth of all processor time.
+    """Make garbage collections cheap and rare: full ones took a twelfth of all processor time.
 
     TensorFlow and the tests are half a million objects that live as long as the process.
     """
     gc.collect()
     gc.freeze()
     youngest, middle, _ = gc.get_threshold()
-    gc.set_threshold(youngest, middle, 40)
+    gc.set_threshold(4 * youngest, middle, 40)
 
 
 _seconds = collections.Counter()  # of each file of tests, with what its fixtures took
@@ -77,6 +82,8 @@ def pytest_sessionfinish():
     if times := os.environ.get("TIMES"):
         with open(f"{times}.files", "a") as notes:
             notes.writelines(f"{seconds:.0f} {file}\n" for file, seconds in _seconds.items())
+    # Python would take apart what tests have left, for seconds, though the process ends.
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

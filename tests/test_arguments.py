@@ -276,7 +276,8 @@ RIGHT = {
     },
     "quantize.RefreshWires": {"x": X, "y": Y, "every": 1},
     "quantize.search": {
-        "space": {"a": {1: 1.0, 2: 1.0}}, "score": lambda net, effort: 1.0, "latency": 3.0,
+        "space": dict.fromkeys("abc", dict.fromkeys((1, 2, 3, 4), 0.25)),
+        "score": lambda net, effort: 1.0, "latency": 3.0,
         "share": 1.0, "finalists": 1,
     },
     "quantize.Prune": {"sparsity": 0.5, "end": 4},

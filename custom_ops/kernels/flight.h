@@ -6,6 +6,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -41,7 +42,8 @@ class Flight : public tensorflow::ResourceBase {
   explicit Flight(int most) : most_(most) {}
 
   // Starts an exchange as soon as those before it are over, and calls `done` as soon as there is
-  // room for its result: the oldest one, which nobody has taken, gives way.
+  // room for its result: the oldest one, which nobody has taken, gives way. What need not wait is
+  // started before `done` is called: a rank that gives up after that ends it.
   void Book(std::function<void(const ExchangePtr&)> start, std::function<void()> done) {
     auto exchange = std::make_shared<Exchange>();
     exchange->start = std::move(start);
@@ -142,13 +144,19 @@ class Flight : public tensorflow::ResourceBase {
   }
 
   void Advance() {
+    std::deque<std::function<void()>> booked;
     while (!bookings_.empty() && MakeRoom()) {
       auto& [exchange, done] = bookings_.front();
       held_.push_back(exchange);
       line_.push_back(std::move(exchange));
-      ready_.push_back(std::move(done));
+      booked.push_back(std::move(done));
       bookings_.pop_front();
     }
+    StartNext();
+    std::move(booked.begin(), booked.end(), std::back_inserter(ready_));
+  }
+
+  void StartNext() {
     if (under_way_ != nullptr || line_.empty()) return;
     under_way_ = std::move(line_.front());
     line_.pop_front();

@@ -85,6 +85,7 @@ def pictures() -> dict[str, Figure]:
         "rooms": house.draw_rooms(),
         "gradient": house.draw_gradient(),
         "pipeline": pipelines.one_f_one_b(stages=4, microbatches=8).draw(),
+        "chimera": pipelines.chimera(stages=4, microbatches=8).draw(),
         "recompute": recompute.draw_memory_over_time(),
         "waits": waits.draw_waits(),
     }

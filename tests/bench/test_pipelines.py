@@ -24,7 +24,7 @@ def slept_in(order):
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_what_a_simulation_shows_is_found_again(name):
-    order = ORDERS[name](3, 6)
+    order = ORDERS[name](4, 8)
     seen = seen_in(slept_in(order), order, pipelines.WARM_UP + 1)
     assert seen.idle == pytest.approx(simulate(order, Times(1, 1, 1)).idle_share)
     assert seen.live == live_of(order)

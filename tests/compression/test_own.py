@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.compression.methods import Trial, gradients
 from tfscale import compression
@@ -50,6 +51,9 @@ class Wrong(compression.Method):
     def __init__(self, sums):
         self.sums = sums
 
+    def state(self, gradient):
+        return {"turn": compression.Kept((), common=True)}
+
     def __repr__(self):
         return "Wrong()"
 
@@ -59,9 +63,21 @@ def keeps_undeclared(load):
     return load.gradients
 
 
+def keeps_too_few(load):
+    load.keep("turn", [])
+    return load.gradients
+
+
+def keeps_whole_numbers(load):
+    load.keep("turn", [tf.cast(turn, tf.int32) + 1 for turn in load.kept("turn")])
+    return load.gradients
+
+
 @pytest.mark.parametrize(
     "sums, said",
     [
+        (keeps_too_few, r"Wrong\(\) passes 0 values to load.keep\('turn'\); expected one for each"),
+        (keeps_whole_numbers, r"keeps 'turn' as int32; expected float32. Cast it"),
         (keeps_undeclared, r"Wrong\(\) keeps 'last' .* state\(\) does not declare"),
         (lambda load: [], r"sums\(\) of Wrong\(\) returned 0 tensors .* of the shapes \(3, 4\)"),
         (lambda load: [g[0] for g in load.gradients], r"of the shapes \(4,\), expected .*\(3, 4\)"),

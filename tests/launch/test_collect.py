@@ -1,6 +1,8 @@
 """Workers tell each other their addresses: real processes and sockets, wrong in every way."""
 
+import asyncio
 import contextlib
+import itertools
 import json
 import re
 import signal
@@ -11,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.launch.processes import PATIENCE, free_ports, processes, squatter
-from tfscale.cluster import collect
+from tfscale.cluster import collect, connections
+from tfscale.cluster.collect import collect_addresses
 
 WORKER = str(Path(__file__).parent / "workers" / "collect.py")
 SAID_BY_OTHERS = (b"", b"\0\0\x12\4\0\0\0\0\0\0\3\x7f\xff\xff\xff\n", b"[]\n", b"x" * (5 << 20))
@@ -98,6 +101,33 @@ def test_two_of_one_index_are_named_to_all(begin, port, twice):
             r"on \S+\. Start each worker once, each with its own index",
             refused(one),
         )
+
+
+def test_two_of_index_0_do_not_settle_each_with_itself(port, monkeypatch):
+    """The one that is interrupted between its calls finds a port later, where only it listens."""
+    call, listen = connections.call, connections.listen
+    calls, listeners = itertools.count(), itertools.count()
+
+    async def interrupted_call(*arguments):
+        found = await call(*arguments)
+        await asyncio.sleep(0 if next(calls) else 1)
+        return found
+
+    async def late_listener(*arguments):
+        await asyncio.sleep(0 if next(listeners) else 0.5)
+        return await listen(*arguments)
+
+    async def one(after):
+        await asyncio.sleep(after)
+        await collect_addresses(("127.0.0.1", port), 0, 3, [9000], "job 7", 5)
+
+    async def both():
+        return await asyncio.gather(one(0), one(0.2), return_exceptions=True)
+
+    monkeypatch.setattr(connections, "call", interrupted_call)
+    monkeypatch.setattr(connections, "listen", late_listener)
+    for error in asyncio.run(both()):
+        assert "two processes were started as worker 0" in str(error)
 
 
 def test_another_number_of_workers(begin, port):
