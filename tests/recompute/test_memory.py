@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.recompute import budgets
+from tfscale.native.memory import WITHOUT_POOL
 from tfscale.tools.bench.memory import Asked, main, measure
 
 pytestmark = [
@@ -23,8 +24,8 @@ def train(how, limit=0):
     """The peak of a training's address space, or None and what it said when it failed."""
     ran = subprocess.run(
         [sys.executable, "-m", "tests.recompute.limited", how, str(limit)],
-        # One arena: threads would reserve address space of their own.
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "MALLOC_ARENA_MAX": "1"},
+        # A pool, holes in a heap and arenas of threads would reserve what no tensor takes.
+        env={**os.environ, **WITHOUT_POOL, "CUDA_VISIBLE_DEVICES": "-1", "MALLOC_ARENA_MAX": "1"},
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
@@ -42,7 +43,7 @@ def test_a_model_that_does_not_fit_trains_with_recomputation():
     ours, said = train("recompute")
     assert ours, said
     assert plain - ours > 100e6
-    limit = ours + (plain - ours) // 4  # TensorFlow can do with less than its peak
+    limit = (plain + ours) // 2  # a busy machine may take more or less than an idle one
     failed, said = train("plain", limit)
     assert failed is None
     assert any(sign in said for sign in OUT_OF_MEMORY), said[-2000:]

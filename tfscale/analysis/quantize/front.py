@@ -75,6 +75,7 @@ def front(
     except InfeasibleError as error:
         smallest = error.smallest["size"]
     found: list[Plan] = []
+    smallest = max(smallest, 1)  # a few weights of 2 bits take less than a byte
     for size in np.geomspace(smallest, max(widest.bytes, smallest), points):
         one = plan(study, widths, size=float(size) * (1 + 1e-12), **options)
         if not found or one.cost < found[-1].cost:
