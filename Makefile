@@ -51,7 +51,7 @@ READY := $(if $(OUTSIDE),as-it-is,$(VENV)/.ready-tf-$(TF))
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build wheel demo bench bench-native gallery pains docs ci ci-tf test test-all test-gpu test-torch test-ray test-native test-python $(PYTHON_PARTS) test-tf test-faults test-addons lint format clean
+.PHONY: help venv build wheel demo bench bench-native gallery pains docs ci ci-tf test test-all test-gpu test-torch test-ray test-native test-python $(PYTHON_PARTS) test-more test-tf test-faults test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -98,11 +98,11 @@ docs: $(READY) ## make the site of docs/, in build/site, with links and anchors 
 	@TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m sphinx -W --keep-going -q -c docs/site docs build/site
 	@echo "build/site/index.html"
 
-ci: test-native test-python ci-tf lint test-ray test-addons ## check all that CI checks (make -j2 ci: two parts at a time)
+ci: test-native test-more test-python ci-tf lint test-ray test-addons ## check all that CI checks (make -j2 ci: two parts at a time)
 	@.ci/timed
 
 # Parts run at the same time, for tests often wait; what a part prints comes when it has ended.
-test: ## run the quick tests that CI runs, and tell what each part took
+test: ## run the quick tests, and tell what each part took
 	@$(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(PARTS)) --keep-going \
 	  --output-sync=target test-native test-python; code=$$?; .ci/timed; exit $$code
 
@@ -127,8 +127,12 @@ test-python: $(PYTHON_PARTS) ## run the Python tests (PYTEST_ARGS="-k ring" for 
 # Pytest's 5 means that no test was selected, which PYTEST_ARGS may ask for.
 $(PYTHON_PARTS): python-%: build
 	$(STEP) "Python tests: $*, TensorFlow $(TF)"
-	@.ci/timed $* sh -c '$(BIN)/python -m pytest $(or $(WHERE_$*),$(WHERE)) "$$@" \
+	@.ci/timed $* sh -c '$(BIN)/python -m pytest -m "not full and not ci" $(or $(WHERE_$*),$(WHERE)) "$$@" \
 	  $(if $(PYTEST_ARGS),|| test $$? = 5)' pytest $(PYTEST_ARGS)
+
+test-more: build ## run what takes long: CI runs it beside make test
+	$(STEP) "more Python tests, TensorFlow $(TF)"
+	@.ci/timed more $(BIN)/python -m pytest -m "ci and not full" $$(grep -l 'mark\.ci\b' tests/*/test_*.py) $(PYTEST_ARGS)
 
 test-tf: build ## run some of what depends on TensorFlow: make test-tf TF=2.20
 	$(STEP) "quick tests, TensorFlow $(TF)"

@@ -42,6 +42,7 @@ OF_PARTS = {
 }  # fmt: skip
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["schedules", pytest.param("layouts", marks=pytest.mark.full)])
 def test_it_measures(part, tmp_path, capsys) -> None:

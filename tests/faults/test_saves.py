@@ -19,7 +19,7 @@ ROOT = HERE.parents[1]
 SAMPLE = 5
 EPOCHS, STEPS = 3, 2
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ QUICK = (
     "diffusion",
     "text transformer",
     "bidirectional LSTM",
-    "captcha",
     "recommender",
     "endpoint layer",
     "transfer learning",

@@ -9,7 +9,7 @@ from tests.gallery.programs import LAYOUTS, PROGRAMS, QUICK, QUICK_LAYOUTS, WORK
 from tests.strategy.compare import check
 from tests.strategy.groups import SECONDS, judge, take, trained_once
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(2 * SECONDS + 60)]
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def trained(request):
 
 
 def pairs():
-    """Yield all programs in all layouts; ``make test`` trains quick ones, by turns in a layout."""
+    """Yield all programs in all layouts; CI trains quick ones, by turns in a layout."""
     turns = dict(zip(QUICK, itertools.cycle(QUICK_LAYOUTS)))
     for layout in LAYOUTS:
         for name in PROGRAMS:

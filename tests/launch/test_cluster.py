@@ -74,6 +74,7 @@ def step(index, count=2, **other):
     }  # fmt: skip
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_tasks_of_slurm_train_together():
     outputs = train([step(index) for index in (0, 1)], "auto", "bars")
@@ -111,6 +112,7 @@ def test_processes_of_torchrun_train_together_though_it_has_the_masters_port():
     assert not heard
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_real_mpirun():
     mpirun = mpirun_of(sys.executable)

@@ -12,6 +12,8 @@ import pytest
 
 from tests.launcher.launching import ROOT, Launched, all_end, launch, runs
 
+pytestmark = pytest.mark.ci
+
 PROCESS = r"process (\d+)"
 
 

@@ -30,6 +30,7 @@ def test_who_failed_first_though_all_fail(way, status):
     assert launched.err.count("failed first") == 1
 
 
+@pytest.mark.ci
 def test_it_goes_on_from_the_backup(tmp_path):
     plain = launch("-n", 2, "fit.py", "epochs=4")[1]
     words = ["kill", f"once={tmp_path / 'once'}", f"backup={tmp_path / 'backup'}", "epochs=4"]
@@ -109,6 +110,7 @@ def test_a_worker_that_hangs_at_the_start():
     assert not all_end(re.findall(r"pid (\d+)", launched.out))
 
 
+@pytest.mark.ci
 def test_preemption_saves_and_ends_well(tmp_path):
     """Send the signal that Slurm's --signal=TERM@60 sends."""
     words = ["fit.py", f"preemption={tmp_path / 'backup'}"]

@@ -180,6 +180,7 @@ def test_a_batch_of_open_size_is_planned_as_fit_traces_it(caplog):
     assert not [record for record in caplog.records if record.name == "tfscale"]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_all_ways_without_onednn():
     """TensorFlow reads the variable when it is loaded, so this takes a process of its own."""

@@ -136,8 +136,9 @@ STEPS = [
 @pytest.mark.parametrize(
     ("step", "shard"),
     [
-        *((step, None) for step in STEPS),
+        *((step, None) for step in STEPS if step is not first_as_it_is),
         (first_as_it_is, "optimizer"),
+        pytest.param(first_as_it_is, None, marks=pytest.mark.full),
         *(
             pytest.param(step, "optimizer", marks=pytest.mark.full)
             for step in STEPS

@@ -13,10 +13,10 @@ from tests.strategy.twins import two
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
 
 SHARES = {"three to one": [3, 1], "hardly any": [1000, 1], "measured": "auto"}
-QUICK = {"generator", "single_batches", "one_row_each", "windows"}
+QUICK = {"single_batches", "one_row_each", "windows"}
 RARE = {"one_row_each", "generator"}
 SEVERAL = ("measured", "several_outputs")
-QUICK_OF_WORKERS = {("shares", "arrays"), ("measured", "generator"), SEVERAL}
+QUICK_OF_WORKERS = {("shares", "arrays"), SEVERAL}
 
 
 @functools.cache

@@ -65,7 +65,7 @@ full = pytest.mark.full
     ("program", "optimizer", "devices", "shares"),
     [
         ("perceptron", "adam", 4, 2),
-        ("perceptron", "clipping", 2, 2),
+        pytest.param("perceptron", "clipping", 2, 2, marks=full),
         pytest.param("perceptron", "sgd", 4, 4, marks=full),
         pytest.param("perceptron", "averaging", 2, 2, marks=full),
         pytest.param("perceptron", "scaling", 2, 2, marks=full),
@@ -73,7 +73,7 @@ full = pytest.mark.full
         pytest.param("capped", "adam", 2, 1, marks=full),
         pytest.param("lopsided", "sgd", 2, 2, marks=full),
         pytest.param("regular", "sgd", 2, 2, marks=full),
-        ("twice", "sgd", 2, 2),
+        pytest.param("twice", "sgd", 2, 2, marks=full),
         pytest.param("Language", "adam", 2, 2, marks=full),
         pytest.param("Language", "sgd", 4, 2, marks=full),
         ("Language", "sgd", 2, 1),
@@ -92,7 +92,7 @@ def test_experts_train_as_on_one_device(program, optimizer, devices, shares):
     [
         pytest.param("experts", "perceptron", marks=full),
         ("experts", "OwnStep"),
-        ("all", "OwnStep"),
+        pytest.param("all", "OwnStep", marks=full),
     ],
 )
 def test_a_replica_without_rows_computes_its_share(kind, program):
