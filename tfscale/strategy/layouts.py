@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfscale.bridge.objects import native, path_of, trained_by
+from tfscale.bridge.objects import key_of, native, path_of, trained_by
 from tfscale.bridge.protocols import Optimizer, Variable
 from tfscale.parallel.layout import Copy, Flat, Layout, Repeated
 from tfscale.parallel.table import Held, Table
@@ -28,7 +28,7 @@ def layouts(strategy: Strategy) -> Table:
 
 def _rows(sharding: Sharding | None, optimizer: Optimizer, ranks: int) -> Iterator[Held]:
     parts = None if sharding is None else sharding.of(optimizer)
-    slots = _named(optimizer) if parts is None else parts.slots(optimizer)
+    slots = _slots(optimizer) if parts is None else parts.slots(optimizer)
     for weight, own in zip(trained_by(optimizer), slots, strict=True):
         shape, size = tuple(weight.shape), tf.as_dtype(weight.dtype).size
         layouts = [(_layout_of(v, ranks), tf.as_dtype(v.dtype).size) for v in own]
@@ -54,12 +54,9 @@ def _why_unsharded(layout: Layout) -> str:
     return "weights are shared out" if shared else "a rule cuts the weight"
 
 
-def _named(optimizer: Optimizer) -> list[list[Variable]]:
-    """Return the slots of each weight, by their names, which begin with the weight's path."""
-    paths = [path_of(weight) for weight in trained_by(optimizer)]
-    slots: dict[str, list[Variable]] = {path: [] for path in paths}
-    for slot in optimizer.variables:
-        found = [path for path in paths if path.replace("/", "_") in str(slot.name)]
-        if found:
-            slots[max(found, key=len)].append(slot)
-    return [slots[path] for path in paths]
+def _slots(optimizer: Optimizer) -> list[list[Variable]]:
+    """Return the slots of each weight: what the optimizer has made beside it."""
+    slots: dict[str, list[Variable]] = {key_of(weight): [] for weight in trained_by(optimizer)}
+    for variable in optimizer.variables:
+        slots.get(getattr(native(variable), "beside", ""), []).append(variable)
+    return list(slots.values())

@@ -8,7 +8,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.layers import variable_being_made
-from tfscale.bridge.objects import ACCUMULATOR, LAYER_SEED, RNN_STATE, kind_of_keras, path_of
+from tfscale.bridge.objects import (
+    ACCUMULATOR,
+    LAYER_SEED,
+    RNN_STATE,
+    is_variable,
+    key_of,
+    kind_of_keras,
+    path_of,
+)
 from tfscale.bridge.tensorflow import MirroredVariable, SyncOnReadVariable, variables_of
 from tfscale.exchange.slots import COMMON, IN_SHARDS, ON_EACH, created_now
 from tfscale.strategy.placed import Placed, Shard, placed_now
@@ -90,6 +98,8 @@ def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Observe
 
     with variables_of(choose):
         variable = create()
+    if is_variable(weight := keywords.get("colocate_with")) and isinstance(variable, Weight):
+        variable.beside = key_of(weight)
     if (placement := placed_now()) is not None:
         variable.layout, variable.team = placement.layout, placement.team
         made = variable_being_made()

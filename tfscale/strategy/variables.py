@@ -85,7 +85,12 @@ class Weight(_Readable, MirroredVariable):
 
     A value that a replica assigns by itself, computed from its samples, is averaged as statistics
     are.
+
+    Attributes:
+        beside: key of the weight whose slot this is; empty for a variable that is no slot.
     """
+
+    beside: str = ""
 
     @property
     def handle(self) -> Any:
