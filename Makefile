@@ -41,7 +41,7 @@ OF_TENSORFLOW := $(OPS) tests/integration tests/bridge \
   $(patsubst %,tests/strategy/test_%.py,feed own_losses rows start) \
   $(patsubst %,tests/exchange/test_%.py,team lookups rows) \
   $(patsubst %,tests/recompute/test_%.py,exact private traced_step) \
-  $(patsubst %,tests/optimizers/test_%.py,every fused) tests/callbacks/test_telemetry.py
+  $(patsubst %,tests/optimizers/test_%.py,every fused)
 
 ADDONS := TF=2.15 VENV=.venv-addons PYTHON=python3.11 EXTRAS=plot,dev,addons
 BIN := $(VENV)/bin
@@ -172,7 +172,7 @@ test-addons: ## test with TensorFlow 2.15, Keras 2 and tensorflow-addons (needs 
 	@$(MAKE) --no-print-directory $(ADDONS) build
 	$(STEP) "tests of ops, strategy and optimizers, tensorflow-addons"
 	@.ci/timed addons .venv-addons/bin/python -m pytest -m "not slow and not full" --one-in 8 \
-	  --all-of tests/addons $(OPS) tests/addons $(PYTEST_ARGS)
+	  --all-of tests/addons/test_training.py $(OPS) tests/addons $(PYTEST_ARGS)
 
 lint: $(READY) ## check style and types
 	$(STEP) "lint"

@@ -37,8 +37,8 @@ def pytest_addoption(parser):
     )
     parser.addoption(
         "--all-of",
-        metavar="FOLDER",
-        help="run all cases of the tests in this folder, whatever --one-in says",
+        metavar="FILE",
+        help="run all cases of the tests in this file, whatever --one-in says",
     )
 
 
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config, items):
         return
     whole, cases, taken = config.getoption("--all-of"), collections.defaultdict(list), set()
     for item in items:
-        if whole and item.nodeid.startswith(f"{whole}/"):
+        if whole and item.nodeid.startswith(f"{whole}::"):
             taken.add(item)
         else:
             cases[item.nodeid.partition("[")[0]].append(item)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tfscale.parallel.grid import Grid
     from tfscale.parallel.pipeline import Pipeline
     from tfscale.strategy import ScaleStrategy, auto_strategy
-    from tfscale.training import adversarial, extreme, optimizers, schedules
+    from tfscale.training import adversarial, extreme, optimizers, recompute, schedules
 
 __all__ = [
     "Grid",
@@ -42,6 +42,7 @@ __all__ = [
     "plan",
     "quantize",
     "rank",
+    "recompute",
     "schedules",
     "sync",
     "telemetry",
@@ -75,7 +76,7 @@ started.watch()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in __all__ and f"tfscale.{name}" not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _OBJECTS:
         return getattr(importlib.import_module(_OBJECTS[name]), name)

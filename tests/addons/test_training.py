@@ -63,6 +63,7 @@ def test_a_method_that_follows_another():
     assert "PowerSGD(1) + feedback" in {row.method for row in strategy.explain()}
 
 
+@pytest.mark.full
 def test_methods_that_are_chosen_live(monkeypatch):
     method = {".": Adaptive(1.0, ("int8", "int4"))}
     strategy = tfscale.ScaleStrategy("ring", None, ["CPU:0", "CPU:1"], method=method)

@@ -263,10 +263,7 @@ MODELS = {
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        kind if kind in ("own loss", "several losses") else pytest.param(kind, marks=FULL)
-        for kind in MODELS
-    ],
+    [kind if kind == "own loss" else pytest.param(kind, marks=FULL) for kind in MODELS],
 )
 def test_two_replicas_train_as_one_device(strategy, kind):
     with strategy.scope():

@@ -30,7 +30,7 @@ def test_what_a_simulation_shows_is_found_again(name):
     assert seen.live == live_of(order)
 
 
-@pytest.mark.ci
+@pytest.mark.full
 def test_it_prints_a_row_for_each_order(capsys):
     options = ["--orders", "gpipe", "--stages", "2", "--microbatches", "3", "--ms", "2"]
     assert pipelines.main([*options, "--steps", "4", "--parts", "idle,delays"]) == 0

@@ -42,9 +42,9 @@ OF_PARTS = {
 }  # fmt: skip
 
 
-@pytest.mark.ci
+@pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["schedules", pytest.param("layouts", marks=pytest.mark.full)])
+@pytest.mark.parametrize("part", ["schedules", "layouts"])
 def test_it_measures(part, tmp_path, capsys) -> None:
     file = tmp_path / "plan.json"
     words = ["--tiny", "--rounds", "2", "--steps", "2", "--algorithms", "ring", "--wires", "fp32"]

@@ -49,7 +49,7 @@ def test_two_processes(tmp_path) -> None:
     assert records["tf stock"]["times_tf"] == 1
 
 
-@pytest.mark.ci
+@pytest.mark.full
 @pytest.mark.slow
 @needs_root
 def test_shaped_links_bound_the_time(tmp_path) -> None:
@@ -75,7 +75,7 @@ def test_a_worker_that_fails_shows_its_last_words() -> None:
     assert "worker" in done.stderr and "MemoryError" in done.stderr
 
 
-@pytest.mark.ci
+@pytest.mark.full
 @pytest.mark.slow
 def test_mpi_is_measured_by_the_environments_own_mpirun(tmp_path, monkeypatch) -> None:
     pytest.importorskip("mpi4py")

@@ -9,7 +9,7 @@ import pytest
 from tfscale.tools.bench import holding, shares
 
 
-@pytest.mark.ci
+@pytest.mark.full
 def test_it_prints_a_row_for_each_kind_of_shares(capsys):
     assert shares.main(["--workers", "2", "--steps", "6", "--ms", "1"]) == 0
     printed = capsys.readouterr().out

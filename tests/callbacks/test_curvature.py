@@ -217,7 +217,10 @@ def test_the_rate_may_stay_and_then_others_set_it():
 
 @pytest.mark.parametrize(
     "growth_first, stop",
-    [(False, 2), *(pytest.param(*case, marks=FULL) for case in ((True, 2), (True, 3), (False, 3)))],
+    [
+        pytest.param(False, 2, marks=pytest.mark.ci),
+        *(pytest.param(*case, marks=FULL) for case in ((True, 2), (True, 3), (False, 3))),
+    ],
 )
 def test_a_resumed_training_goes_on(tmp_path, growth_first, stop):
     """Stopped before the epoch in which the batch grows, and before the next one."""

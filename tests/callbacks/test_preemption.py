@@ -228,6 +228,7 @@ assert made[0].heard
 """
 
 
+@pytest.mark.full
 def test_the_signal_of_a_training_in_a_thread_may_interrupt_the_main_one_anywhere():
     done = subprocess.run(
         [sys.executable, "-c", SIGNALS_FOR_A_THREAD], timeout=PATIENCE, check=False
@@ -340,7 +341,8 @@ else:
 """
 
 
-@pytest.mark.parametrize("where", ["main", pytest.param("thread", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("where", ["main", "thread"])
 def test_processes_that_load_data_end_and_are_not_the_training(where):
     """Keras ends them by SIGTERM after each epoch."""
     words = [sys.executable, "-c", DATA_FROM_PROCESSES, where]

@@ -423,6 +423,7 @@ def test_choices_and_switches(tmp_path):
     assert 2 * STEPS <= switch["step"] <= 3 * STEPS
 
 
+@pytest.mark.slow
 def test_methods_that_are_chosen_live(tmp_path, monkeypatch):
     """Train two models whose optimizers have one name by one strategy, too."""
     strategy = ScaleStrategy("ring", devices=["CPU:0", "CPU:1"], method=Adaptive(1.0, ("int8",)))

@@ -30,6 +30,7 @@ from tfscale.exchange.bucket_sum import BucketSum
 from tfscale.exchange.collective_schedules import Fixed, price
 from tfscale.native import compression as ops
 
+FULL = pytest.mark.full
 SHAPES = [(12, 20), (3, 3, 4, 10), (7, 5)]
 CLOSE = 1e-6
 WITH_FEEDBACK = [
@@ -204,17 +205,24 @@ def test_random_k_without_feedback_is_right_on_average():
     assert np.sqrt(np.mean(((mean - exact) / deviation) ** 2)) < 1.2
 
 
-@pytest.mark.parametrize("method", WITH_FEEDBACK, ids=repr)
+@pytest.mark.parametrize(
+    "method",
+    [m if i % 2 else pytest.param(m, marks=FULL) for i, m in enumerate(WITH_FEEDBACK)],
+    ids=repr,
+)
 def test_nothing_is_lost_only_late(method):
     given = [gradients(SHAPES, 3, seed) for seed in range(3)]
     assert_conserved(Trial(method, SHAPES, 3), given, steps=7)
 
 
-@grid(
-    "algorithm, method",
-    ["tree", "direct", "halving", "hierarchical"],
-    [PowerSGD(2, saves=0), TopK(0.1), RandomK(0.2)],
-    aspects=singles,
+@pytest.mark.parametrize(
+    ("algorithm", "method"),
+    [
+        ("halving", TopK(0.1)),
+        ("hierarchical", PowerSGD(2, saves=0)),
+        pytest.param("tree", RandomK(0.2), marks=FULL),
+        pytest.param("direct", TopK(0.1), marks=FULL),
+    ],
 )
 def test_the_algorithm_does_not_matter(algorithm, method):
     """Compare one step. Differences of rounding grow with each further step, as in any training."""
@@ -309,7 +317,11 @@ def test_names_of_what_is_kept_fit_into_files():
         Trial(Odd(), [(5, 5)]).sums(gradients([(5, 5)]))
 
 
-@pytest.mark.parametrize("method", [PowerSGD(1, saves=0), TopK(0.1), Wire("int4")], ids=repr)
+@pytest.mark.parametrize(
+    "method",
+    [TopK(0.1), *(pytest.param(m, marks=FULL) for m in (PowerSGD(1, saves=0), Wire("int4")))],
+    ids=repr,
+)
 def test_what_is_kept_has_no_loss_scale(method):
     """A scale that doubles from step to step changes no weight, but for rounding."""
     import keras

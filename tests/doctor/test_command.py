@@ -218,6 +218,7 @@ def test_devices_that_end_the_process(tensorflow):
     assert "ended by SIGSEGV" in checks["devices"]["found"]
 
 
+@pytest.mark.full
 def test_a_backend_that_is_not_installed():
     _, checks = report("--quick", KERAS_BACKEND="torch")
     assert states(checks, "problem") == {"Keras"}

@@ -38,7 +38,7 @@ SHORT = {
     "state": Fault("kill", "save", 0, 2, "ring", "int8", grid="state"),
     "exit": Fault("exit", "step", 1, 2, "ring", "TopK(0.25)", transport="tcp"),
 }
-CI = {"kill", "late sums", "measured shares", "stages", "garbage"}
+CI = {"kill", "measured shares", "stages"}
 
 
 @pytest.mark.slow

@@ -110,6 +110,7 @@ def test_a_training_that_is_killed_at_any_call_goes_on(run, uninterrupted, tmp_p
     assert_survives(run, whole, tmp_path, every[part::4], double)
 
 
+@pytest.mark.full
 def test_a_full_disk_ends_a_training_with_an_error_and_leaves_the_last_backup(
     run, uninterrupted, tmp_path
 ):

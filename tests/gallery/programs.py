@@ -11,12 +11,9 @@ LAYOUTS = ("1x2", "1x4", "2x1")  # workers x devices
 # One of each kind that has once differed from one device, and quick.
 QUICK = (
     "variational autoencoder",
-    "quantizing autoencoder",
     "GAN",
     "diffusion",
     "text transformer",
-    "bidirectional LSTM",
-    "recommender",
     "endpoint layer",
     "transfer learning",
 )

@@ -72,7 +72,7 @@ OVER = {
     ("workers", "devices", "over"),
     [
         (2, 1, "3 TCP connections"),
-        (3, 1, "shared memory"),
+        pytest.param(3, 1, "shared memory", marks=pytest.mark.full),
         (4, 1, "gRPC"),
         (2, 2, "shared memory"),
         pytest.param(4, 1, "TCP", marks=pytest.mark.full),

@@ -80,6 +80,7 @@ def test_all_bars():
     assert sorted(headers(launched)) == ["0", "0", "1", "1"], launched.said
 
 
+@pytest.mark.full
 def test_devices_per_worker_and_a_timeline(tmp_path):
     file = tmp_path / "timeline.json"
     options = ["--devices-per-worker", 2, "--timeline", file]

@@ -15,7 +15,7 @@ from tfscale.analysis.quantize.unquantized import unquantized
 needs_litert = pytest.mark.skipif(
     importlib.util.find_spec("ai_edge_quantizer") is None
     or importlib.util.find_spec("ai_edge_litert") is None,
-    reason="ai-edge-quantizer or ai-edge-litert is not installed: pip install 'tfscale[litert]'",
+    reason="ai-edge-quantizer or ai-edge-litert is not installed: pip install '.[litert]'",
 )
 
 

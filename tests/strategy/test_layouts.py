@@ -23,7 +23,6 @@ if not KERAS_2:
 
 QUICK = {
     "transformer/TP2 x PP2/float64/adam",
-    "mixture/EP2 + shards/float64/adam",
 }
 
 

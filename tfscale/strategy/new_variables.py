@@ -98,7 +98,8 @@ def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Observe
 
     with variables_of(choose):
         variable = create()
-    if is_variable(weight := keywords.get("colocate_with")) and isinstance(variable, Weight):
+    weight: Any = keywords.get("colocate_with")
+    if is_variable(weight) and isinstance(variable, Weight):
         variable.beside = key_of(weight)
     if (placement := placed_now()) is not None:
         variable.layout, variable.team = placement.layout, placement.team

@@ -271,8 +271,9 @@ def _refuse_grid(
     """Raise if a grid, the rules of tensor parallelism and other arguments do not fit together."""
     size = 1 if grid is None else grid.tensor
     if tensor and size == 1:
+        cuts = "activations" if rules.cuts_activations(tensor) else "weights"
         raise ValueError(
-            f"tensor={tensor!r} cuts weights into slices, and grid={grid!r} has one slice. Pass "
+            f"tensor={tensor!r} cuts {cuts} into slices, and grid={grid!r} has one slice. Pass "
             "grid=tfscale.Grid(tensor=2), or leave tensor out"
         )
     if size > 1 and not tensor:

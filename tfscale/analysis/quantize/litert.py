@@ -50,7 +50,7 @@ class NoLiteRTError(ImportError):
     def __init__(self) -> None:
         super().__init__(
             "plan.to_litert needs ai-edge-quantizer and ai-edge-litert: "
-            "pip install 'tfscale[litert]'"
+            "pip install '.[litert]' in a checkout of tfscale"
         )
 
 
