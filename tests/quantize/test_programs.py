@@ -1,5 +1,10 @@
 """Models as strangers write them: preprocessing inside, masks, functions that no file can name."""
 
+import gc
+import importlib
+import itertools
+import weakref
+
 import keras
 import numpy as np
 import pytest
@@ -155,7 +160,7 @@ def test_ranges_are_read_from_all_that_fit_reads():
     "change, words",
     [
         (lambda x: x[:0], "x has no samples.*give some hundreds"),
-        (lambda x: (x, x), "x has 2 arrays for a batch, and model 'net' takes 1.*without targets"),
+        (lambda x: (x, x), "a batch of x has 2 arrays, and model 'net' takes 1.*without targets"),
         (lambda x: x * np.nan, "layer 'net/a' are NaN or infinite.*look for NaN"),
         (lambda x: tf.data.Dataset.from_tensors(x).repeat(), r"without an end.*x.take\(10\)"),
     ],
@@ -233,3 +238,209 @@ class Chain(keras.Sequential):
 def test_a_sequential_model_with_a_constructor_of_its_own_is_refused():
     with pytest.raises(ValueError, match="is a Chain.*Let its constructor take layers and name"):
         quantize.apply(Chain(), {"a": 4})
+
+
+# ---- functions of one name, numbers in operations, layers that only look like others
+
+
+def scaled(by):
+    def loss(y, p):
+        return by * keras.ops.mean((y - p) ** 2, -1)
+
+    return loss
+
+
+def two_heads(**compiled):
+    inputs = keras.Input([8])
+    hidden = layers.Dense(4, name="hidden")(inputs)
+    model = keras.Model(inputs, [layers.Dense(1, name=name)(hidden) for name in "ab"])
+    model.compile("sgd", **compiled)
+    return model
+
+
+def numbers(rows=64, columns=8):
+    return dice().normal(size=(rows, columns)).astype("float32")
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        lambda: {"loss": [scaled(1.0), scaled(100.0)]},
+        lambda: {"loss": "mse", "metrics": [[scaled(1.0)], [scaled(100.0)]]},
+        lambda: {
+            "loss": "mse",
+            "metrics": [[keras.metrics.MeanMetricWrapper(scaled(3.0))], ["mae"]],
+        },
+    ],
+    ids=["losses", "metrics", "wrapped"],
+)
+def test_a_copy_has_each_function_where_the_model_has_it(compiled):
+    model, x = two_heads(**compiled()), numbers()
+    copy = quantize.apply(model, {"hidden": 15})
+    expected, found = (
+        one.evaluate(x, [x[:, :1], x[:, 1:2]], verbose=0, return_dict=True) for one in (model, copy)
+    )
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_copy_for_keras_has_own_activations_and_lambdas():
+    inputs = keras.Input([8])
+    acts = [lambda x, by=by: by * x for by in (1.0, 50.0)]
+    hidden = layers.Lambda(lambda x: 2 * x)(layers.Dense(4, acts[0], name="hidden")(inputs))
+    model, x = keras.Model(inputs, layers.Dense(1, acts[1])(hidden)), numbers()
+    model.compile(keras.optimizers.SGD(1e-9), "mse")
+    model.fit(x, x[:, :1], verbose=0)
+    study = quantize.sensitivity(model, x, x[:, :1], bits=(8,), samples=2)
+    copy = quantize.plan(study, size="100%").to_keras(model)
+    expected = model.predict(x, verbose=0)
+    largest = np.abs(expected).max()
+    np.testing.assert_allclose(copy.predict(x, verbose=0), expected, atol=0.05 * largest)
+
+
+def dead_channel(after):
+    """Return a model whose first layer has a channel of zeros, before an operation."""
+    inputs = keras.Input([8])
+    first = layers.Dense(4, name="first")
+    model = keras.Model(inputs, layers.Dense(2, name="last")(after(first(inputs))))
+    kernel = first.kernel.numpy()
+    kernel[:, 2] = 0
+    first.kernel.assign(kernel)
+    return model
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        lambda x: x + 1.0,
+        lambda x: x * 2.0,
+        lambda x: layers.ReLU(negative_slope=0.5, threshold=1.0)(x),
+    ],
+    ids=["plus a number", "times a number", "bent relu"],
+)
+def test_a_channel_leaves_only_if_it_is_zero_where_it_is_read(after):
+    model, x = dead_channel(after), numbers()
+    smaller = quantize.shrink(model)
+    np.testing.assert_allclose(
+        smaller.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    "after",
+    [lambda x: x + 1.0, lambda x: keras.ops.reshape(x, (-1, 4))],
+    ids=["plus a number", "an operation without a layer"],
+)
+def test_integers_refuse_what_they_do_not_compute(after):
+    copy = quantize.apply(dead_channel(after), {"first": 8, "last": 8}, numbers())
+    with pytest.raises(ValueError, match="which integers do not compute"):
+        quantize.integers(copy)
+
+
+def test_integers_refuse_a_tanh_that_another_layer_reads():
+    inputs = keras.Input([8])
+    hidden = layers.Dense(4, "tanh", name="hidden")(inputs)
+    model = keras.Model(inputs, [hidden, layers.Dense(2, name="last")(hidden)])
+    copy = quantize.apply(model, {"hidden": 8, "last": 8}, numbers())
+    with pytest.raises(ValueError, match="'hidden' is .*tanh"):
+        quantize.integers(copy)
+
+
+def test_attention_with_few_bits_adds_its_losses():
+    inputs = keras.Input([5, 8])
+    attention = layers.MultiHeadAttention(
+        2, 4, name="attention", activity_regularizer=keras.regularizers.L2(0.1)
+    )
+    model = keras.Model(inputs, attention(inputs, inputs))
+    copy = quantize.apply(model, {"attention": 15})
+    x = numbers(3, 40).reshape(3, 5, 8)
+    for one in (model, copy):
+        one(x)
+    expected, found = (sorted(float(loss) for loss in one.losses) for one in (model, copy))
+    assert found == pytest.approx(expected, rel=0.01)
+    assert len(found) == 4
+
+
+class Block(layers.Layer):
+    """A layer whose part has the name of a part of Keras's attention."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.query = layers.Dense(8, name="query")
+
+    def build(self, shape):
+        self.query.build(shape)
+
+    def call(self, x):
+        return self.query(x)
+
+
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        lambda x: Block(name="block")(x),
+        lambda x: layers.GroupQueryAttention(4, 4, 2, name="block")(x, x),
+    ],
+    ids=["own", "groups"],
+)
+def test_parts_of_other_layers_stay_in_float_and_are_told(hidden, caplog):
+    inputs = keras.Input([5, 8])
+    model = keras.Model(inputs, layers.Dense(2, name="last")(hidden(inputs)))
+    copy = quantize.apply(model, {"block/query": 8, "last": 8})
+    assert "'block/query' (in 'block'" in caplog.text
+    assert hasattr(copy.get_layer("last"), "quantization")
+
+
+def test_lora_is_refused():
+    model = keras.Sequential([keras.Input([8]), layers.Dense(8, name="hidden")])
+    model.layers[0].enable_lora(2)
+    with pytest.raises(ValueError, match="hidden' of .* has LoRA weights"):
+        quantize.apply(model, {"hidden": 8})
+
+
+def square(x):
+    return x * x
+
+
+class Function(layers.Layer):
+    """A layer that keeps a function as Keras's own layers do."""
+
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+    def get_config(self):
+        return {**super().get_config(), "function": keras.saving.serialize_keras_object(square)}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(keras.saving.deserialize_keras_object(config.pop("function")), **config)
+
+
+def test_a_layer_that_reads_its_function_from_a_configuration_is_copied():
+    net = [keras.Input([8]), Function(square), layers.Dense(2, name="last")]
+    model, x = keras.Sequential(net), numbers()
+    copy = quantize.apply(model, {"last": 15})
+    expected = model.predict(x, verbose=0)
+    np.testing.assert_allclose(copy.predict(x, verbose=0), expected, atol=1e-3)
+
+
+def test_copies_end_with_their_last_reference_though_the_model_has_a_lambda():
+    net = [keras.Input([8]), layers.Lambda(lambda x: 2 * x), layers.Dense(2, name="last")]
+    model = keras.Sequential(net)
+    copy = quantize.apply(model, {"last": 15})
+    layer = weakref.ref(copy.get_layer("last"))
+    del copy
+    gc.collect()
+    assert layer() is None
+
+
+def test_samples_without_an_end_are_refused(monkeypatch):
+    module = importlib.import_module("tfscale.analysis.quantize.apply")
+    monkeypatch.setattr(module, "_MOST_BATCHES", 5)
+    model = keras.Sequential([keras.Input([8]), layers.Dense(2, name="last")])
+    endless = ((numbers(4),) for _ in itertools.count())
+    with pytest.raises(ValueError, match="x has more than 5 batches, or no end"):
+        quantize.apply(model, {"last": 8}, endless)

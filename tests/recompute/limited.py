@@ -12,7 +12,7 @@ import numpy as np
 
 from tfscale.callbacks import Recompute
 
-BATCH, WIDTH, DEPTH = 32768, 128, 16
+BATCH, WIDTH, DEPTH = 65536, 128, 8
 
 
 def main(how, limit):

@@ -267,7 +267,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("kind", ["scale", pytest.param("mirrored", marks=pytest.mark.full)])
 def test_two_replicas(kind):
     """Each computes its own again."""
     plain, losses = train(residual, scope=STRATEGIES[kind](), optimizer="sgd")

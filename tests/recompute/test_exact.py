@@ -89,7 +89,7 @@ def same_training(kind):
 
 
 # One of each kind of graph; the others are slow.
-QUICK = ("dense", "dropout", "stacked convolutions", "lstm", "batch norm", "shared")
+QUICK = ("dropout", "stacked convolutions", "lstm", "batch norm", "shared")
 # By themselves in ``make test-all`` alone: they are among the many of one model, or like another.
 ALONE = (
     *("seeded dropout", "noise", "alpha dropout", "spatial dropout", "layer norm"),
@@ -150,12 +150,13 @@ SETTINGS = {
     "lamb": {"optimizer": lambda: tfscale.optimizers.LAMB(0.01)},
     "several steps at once": {"steps_per_execution": 2},
 }
+OFTEN = ("clipped", "several steps at once")  # the others are in ``make test-all`` alone
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[pytest.mark.full] if n in ("sgd", "lamb") else []) for n in SETTINGS],
+    [n if n in OFTEN else pytest.param(n, marks=pytest.mark.full) for n in SETTINGS],
 )
 def test_ways_to_train(name):
     assert_same_training(models.residual, **SETTINGS[name])

@@ -71,7 +71,7 @@ def test_every_budget_is_kept(net):
         assert taken <= budget
 
 
-@pytest.mark.ci
+@pytest.mark.full
 def test_the_command_shows_all_budgets(capsys):
     """The one that docs/recompute.md names."""
     assert main(["--models", "conv", "--replicas", "1", "--scale", "0.1", "--budgets", "2"]) == 0

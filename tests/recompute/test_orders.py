@@ -15,6 +15,7 @@ from tests.recompute import models
 from tests.recompute.models import assert_same_training, chain, data, train
 from tests.recompute.orders import OwnStep, PartsStep, RandomOrder
 from tests.recompute.test_exact import KINDS, SETTINGS, mark
+from tfscale.bridge.tensorflow import uses_onednn
 from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError
 
@@ -182,6 +183,7 @@ def test_a_batch_of_open_size_is_planned_as_fit_traces_it(caplog):
 
 @pytest.mark.ci
 @pytest.mark.slow
+@pytest.mark.skipif(not uses_onednn(), reason="all other tests show it: TensorFlow has no oneDNN")
 def test_all_ways_without_onednn():
     """TensorFlow reads the variable when it is loaded, so this takes a process of its own."""
     ran = subprocess.run(

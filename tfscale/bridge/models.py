@@ -180,25 +180,33 @@ def added_losses_of(model: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def knows_own_objects(model: Any, lambdas: dict[str, Any] | None = None) -> Iterator[None]:
+def knows_own_objects(model: Any, functions: dict[str, Any] | None = None) -> Iterator[None]:
     """Let Keras find by name what a model's layers, losses and metrics are made of, for a copy.
 
     Keras finds only its own functions and classes, and registered ones, otherwise.
 
     Args:
         model: the model.
-        lambdas: functions without names, by the names that they get for the copy.
+        functions: functions of the user, by the names that they get for the copy.
     """
-    compiled = model._compile_config.config if model.compiled else {}
-    layers = layers_of(model)
-    optimizers = [innermost(one) for one in optimizers_of(model)]
-    held = [one for each in [*layers, *optimizers] for one in vars(each).values() if callable(one)]
-    given = [*keras.tree.flatten(compiled), *layers, *optimizers, *held]
+    compiled = keras.tree.flatten(model._compile_config.config) if model.compiled else []
+    given = [*compiled, *layers_of(model), *map(innermost, optimizers_of(model))]
+    given += [
+        one
+        for each in given
+        if hasattr(each, "__dict__")
+        for one in vars(each).values()
+        if callable(one)
+    ]
     found = [one if inspect.isroutine(one) else type(one) for one in given]
-    own = [one for one in found if (one.__module__ or "builtins").split(".")[0] not in _NOT_OWN]
+    own = [one for one in found if _package_of(one) not in _NOT_OWN]
     names = {keras.saving.get_registered_name(one): one for one in own}
-    with keras.saving.custom_object_scope({**names, **(lambdas or {})}):
+    with keras.saving.custom_object_scope({**names, **(functions or {})}):
         yield
+
+
+def _package_of(one: Any) -> str:
+    return str(getattr(one, "__module__", None) or "builtins").split(".")[0]
 
 
 @contextlib.contextmanager
@@ -212,16 +220,19 @@ def uncompiled(model: Any) -> Iterator[None]:
 
 
 def compile_alike(made: Any, model: Any) -> None:
-    """Compile a copy as a model is, also with lambdas, which no configuration can name."""
+    """Compile a copy as a model is, with the user's own functions.
+
+    A configuration has no name for a lambda, and one name for all closures of a function.
+    """
     if not model.compiled:
         return
-    lambdas: dict[str, Any] = {}
+    functions: dict[str, Any] = {}
 
     def named(one: Any) -> Any:
-        if not (inspect.isfunction(one) and one.__name__ == "<lambda>"):
+        if not inspect.isfunction(one):
             return keras.saving.serialize_keras_object(one)
-        name = f"lambda_{len(lambdas)}"
-        lambdas[name] = one
+        name = f"function_{len(functions)}"
+        functions[name] = one
         kind = {"module": "builtins", "class_name": "function", "registered_name": name}
         return {**kind, "config": name}
 
@@ -230,7 +241,7 @@ def compile_alike(made: Any, model: Any) -> None:
     for key in ("loss", "metrics", "weighted_metrics"):
         if any(inspect.isfunction(one) for one in keras.tree.flatten(own.get(key))):
             config[key] = keras.tree.map_structure(named, own[key])
-    with knows_own_objects(model, lambdas):  # a scope within a scope would hide the outer one
+    with knows_own_objects(model, functions):  # a scope within a scope would hide the outer one
         made.compile_from_config(config)
 
 

@@ -27,6 +27,7 @@ _RANGES = (*numbers.METHODS, "learned")
 _PLAN = "a plan, or a dict from layers' paths to bits, such as {'conv2d': 4, 'dense': 8}"
 _SAMPLES = "give some hundreds of samples of the model's inputs, without targets"
 _FLOAT = 16  # widths from here on stay in float
+_MOST_BATCHES = 10_000  # of samples
 
 
 def apply(
@@ -188,6 +189,9 @@ def _chosen(
     there = {_path(layer): layer for layer in leaves(model)}
     often = Counter(layer.name for layer in there.values())
     paths = {layer.name: path for path, layer in there.items() if often[layer.name] == 1}
+    attention = {
+        path for path, one in there.items() if type(one) is keras.layers.MultiHeadAttention
+    }
     found: dict[str, tuple[Any, int | None]] = {}
     unknown, inner = [], []
     for given, (weights, activations) in widths.items():
@@ -197,12 +201,18 @@ def _chosen(
         activations = activations if inputs else None
         if weights is None:
             continue
-        if path in there and type(there[path]) is keras.layers.MultiHeadAttention:
+        if getattr(there.get(path), "lora_enabled", False):
+            raise ValueError(
+                f"{path!r} of {model.name!r} has LoRA weights, which quantize does not know. Add "
+                "them to the kernel first: save the model's weights, and load them into a model "
+                "without LoRA; or leave the layer out of the plan"
+            )
+        if path in attention:
             parts = dict.fromkeys(QuantizedMultiHeadAttention.PARTS, weights)
             found[path] = (parts, activations)
         elif path in there and type(there[path]) in LAYERS:
             found[path] = (weights, activations)
-        elif home in there and part in QuantizedMultiHeadAttention.PARTS:
+        elif home in attention and part in QuantizedMultiHeadAttention.PARTS:
             parts, before = found.get(home, ({}, None))
             least = [each for each in (before, activations) if each is not None]
             found[home] = ({**parts, part: weights}, min(least, default=None))
@@ -365,12 +375,14 @@ def _batches(model: Any, x: Any, batch_size: int) -> Iterator[Any]:
     """Yield batches of inputs from all that ``fit`` reads; targets are left out."""
     if isinstance(x, tf.data.Dataset) and x.cardinality() == tf.data.INFINITE_CARDINALITY:
         raise ValueError(f"x is a dataset without an end: {_SAMPLES}, such as x.take(10)")
-    for batch in batches_of(x, batch_size=batch_size):
+    for number, batch in enumerate(batches_of(x, batch_size=batch_size)):
+        if number == _MOST_BATCHES:
+            raise ValueError(f"x has more than {_MOST_BATCHES:,} batches, or no end: {_SAMPLES}")
         inputs = keras.utils.unpack_x_y_sample_weight(batch)[0]
         given, expected = len(keras.tree.flatten(inputs)), len(model.inputs)
         if given != expected:
             raise ValueError(
-                f"x has {given} arrays for a batch, and model {model.name!r} takes {expected}: "
-                f"{_SAMPLES}"
+                f"a batch of x has {given} arrays, and model {model.name!r} takes {expected}: "
+                f"{_SAMPLES}. The second part of a pair counts as targets: yield ((a, b),)"
             )
         yield inputs

@@ -141,7 +141,7 @@ class Channels:
         if kind is keras.layers.BatchNormalization:
             is_last = list(np.atleast_1d(layer.axis) % len(layer.output.shape))
             return given[0] if is_last == [len(layer.output.shape) - 1] and layer.scale else None
-        if kind.__name__ in ("Add", "Multiply") and len({len(each) for each in given}) == 1:
+        if _combines(layer, given):
             for each in given[1:]:
                 self._join(each, given[0])
             return given[0]
@@ -185,8 +185,19 @@ def kernel_of(layer: Any) -> Kernel | None:
     return Kernel("pointwise_kernel", -2, -1) if kind in _SEPARABLE else None
 
 
+def _combines(layer: Any, given: list[np.ndarray]) -> bool:
+    """Return whether a layer or operation adds or multiplies two or more tensors.
+
+    A number is no input: ``x + 1`` has one input, and is not zero where ``x`` is.
+    """
+    is_known = type(layer).__name__ in ("Add", "Multiply")
+    return is_known and len(given) > 1 and len({len(each) for each in given}) == 1
+
+
 def keeps_zero(layer: Any) -> bool:
     """Return whether a layer's activation is zero at zero."""
+    if type(layer) is keras.layers.ReLU and layer.negative_slope and layer.threshold:
+        return False
     activation = getattr(layer, "activation", None)
     return activation is None or getattr(activation, "__name__", "") in _KEEP_ZERO
 
@@ -207,7 +218,7 @@ def _zeros(layer: Any, given: list[np.ndarray], count: int) -> np.ndarray:
     if kind is keras.layers.BatchNormalization:
         factor, added = folding.factors(layer)
         return np.asarray((given[0] | (factor == 0)) & (added == 0))
-    if name in ("Add", "Multiply") and len({len(each) for each in given}) == 1:
+    if _combines(layer, given):
         return np.asarray(np.all(given, 0) if name == "Add" else np.any(given, 0))
     if kind is keras.layers.Concatenate and sum(map(len, given)) == count:
         return np.concatenate(given)

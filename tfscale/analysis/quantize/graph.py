@@ -84,9 +84,12 @@ def check(model: Any) -> None:
 def config_of(layer: Any) -> dict[str, Any]:
     """Return a layer's configuration for a copy in this process, with the layer's own functions.
 
-    A file could only name them, and has no name for a lambda.
+    A file could only name them, and has no name for a lambda. But a user's own ``from_config``
+    expects what a file has.
     """
-    given = layer.get_config()
+    given: dict[str, Any] = layer.get_config()
+    if not type(layer).from_config.__module__.startswith("keras."):
+        return given
     own = {name: getattr(layer, name, None) for name in given}
     return {**given, **{name: one for name, one in own.items() if inspect.isfunction(one)}}
 
@@ -118,6 +121,28 @@ def names_of(model: Any) -> Names:
     return Names(*(tuple(each) if isinstance(each, dict) else () for each in ends))
 
 
+def copied(model: Any) -> Any:
+    """Return a copy of a model, compiled as the model is, with other values of its variables."""
+    made: dict[int, Any] = {}
+
+    def new_layer(layer: Any) -> Any:
+        if id(layer) not in made:
+            is_inner = isinstance(layer, keras.Model) and is_graph(layer)
+            made[id(layer)] = (
+                rebuilt(layer, new_layer) if is_inner else type(layer).from_config(config_of(layer))
+            )
+        return made[id(layer)]
+
+    return rebuilt(model, new_layer)
+
+
+def _same_lambda(layer: Any) -> Any:
+    """Return a layer with the functions of a Lambda, which no configuration holds."""
+    how = {"mask": layer.mask, "arguments": layer.arguments, "dtype": layer.dtype_policy}
+    shape = layer._output_shape
+    return keras.layers.Lambda(layer.function, output_shape=shape, name=layer.name, **how)
+
+
 def rebuilt(model: Any, new_layer: Callable[[Any], Any], left_out: Collection[str] = ()) -> Any:
     """Return a model with the same graph and other layers, compiled as the model is.
 
@@ -127,9 +152,14 @@ def rebuilt(model: Any, new_layer: Callable[[Any], Any], left_out: Collection[st
         left_out: names of layers that leave the graph; each has one input.
     """
 
+    lambdas: dict[int, Any] = {}
+
     def made_of(layer: Any) -> Any:
-        # No configuration holds the function of a Lambda, which has no weights.
-        return layer if isinstance(layer, keras.layers.Lambda) else new_layer(layer)
+        if type(layer) is not keras.layers.Lambda:
+            return new_layer(layer)
+        if id(layer) not in lambdas:  # it may be called twice
+            lambdas[id(layer)] = _same_lambda(layer)
+        return lambdas[id(layer)]
 
     if isinstance(model, keras.Sequential):
         first = model.inputs[0]

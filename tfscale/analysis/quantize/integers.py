@@ -127,10 +127,14 @@ def integers(model: Any) -> Integers:
             f"model {model.name!r} has {len(steps)} grids on which numbers travel; expected one. "
             "Give quantize.apply x=, some samples, and quantize all layers at once"
         )
-    (step,), last = steps, {name for name, _, _ in read.outputs}
+    read_on = {name for call in read.calls for name, _, _ in call.inputs}
+    (step,), last = steps, {name for name, _, _ in read.outputs} - read_on
     by_name = graph.operations(model)
     called = {call.name for call in read.calls}
     _refuse_other_types(model, [by_name[name] for name in sorted(called)])
+    for call in read.calls:
+        if type(by_name[call.name]).__name__ in ("Add", "Concatenate") and len(call.inputs) < 2:
+            raise ValueError(_unknown(by_name[call.name], "an operation with a constant"))
     made = {name: _operation(by_name[name], name in last, step) for name in sorted(called)}
     calls = tuple((call, made[call.name]) for call in read.calls)
     return Integers(
@@ -184,7 +188,7 @@ def _operation(layer: Any, is_last: bool, step: float) -> Operation:
         return lambda given: np.concatenate(given, layer.axis)
     if kind.startswith("ZeroPadding"):
         return lambda given: windows.padded(layer, given[0])
-    if kind in _RESHAPES:
+    if kind in _RESHAPES and hasattr(layer, "compute_output_shape"):
         return lambda given: given[0].reshape(layer.compute_output_shape(given[0].shape))
     if kind == "Permute":
         return lambda given: np.transpose(given[0], (0, *layer.dims))

@@ -441,8 +441,11 @@ class QuantizedMultiHeadAttention(Quantizing, keras.layers.MultiHeadAttention):
         values = {id(each): (each, tf.convert_to_tensor(each)) for each in self.variables}
         for kernel, quantizer in zip(self.kernels(), self.kernel_quantizers, strict=True):
             values[id(kernel)] = (kernel, quantizer.fake(tf.convert_to_tensor(kernel)))
-        with keras.StatelessScope(state_mapping=list(values.values())) as scope:
+        state = list(values.values())
+        with keras.StatelessScope(state_mapping=state, collect_losses=True) as scope:
             outputs = super(Quantizing, self).call(*inputs, *masks, *how)
+        for loss in scope.losses:
+            self.add_loss(loss)
         for variable, before in values.values():  # seeds of dropout
             if (after := scope.get_current_value(variable)) is not before:
                 variable.assign(after)

@@ -12,7 +12,6 @@ from tfscale.analysis.quantize.kernels import kernels_of
 from tfscale.analysis.quantize.litert import NotExportableError
 from tfscale.analysis.quantize.study import FLOAT
 from tfscale.bridge.installed import refuse_keras_2
-from tfscale.bridge.models import compile_alike, knows_own_objects, uncompiled
 from tfscale.bridge.objects import copy_state
 from tfscale.support import arguments
 
@@ -35,11 +34,9 @@ def to_keras(plan: Any, model: Any, *, strict: bool = False) -> Any:
         if kinds[path] not in _LAYERS or bits not in _MODES
     }
     _tell({path: f"{kinds[path].__name__}, {bits} bits" for path, bits in left.items()}, strict)
-    with knows_own_objects(model), uncompiled(model):
-        made = keras.models.clone_model(model)
+    made = graph.copied(model)
     copy_state(model, made)
-    compile_alike(made, model)
-    # Clones keep names, so paths of their layers are the same.
+    # Copies keep names, so paths of their layers are the same.
     layers = {kernel.path: kernel.layer for kernel in kernels_of(made)}
     for bits, mode in _MODES.items():
         chosen = {
