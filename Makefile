@@ -24,11 +24,19 @@ endif
 # else one of them runs alone at the end. Few parts, for each loads TensorFlow anew, and twice more for the processes
 # that its tests start. Together are those whose tests leave TensorFlow to processes of their own, and often wait.
 TOGETHER := gallery faults docs launcher launch doctor integration engines bench pains colab packaging
+TRAINING := quantize optimizers compression callbacks extreme adversarial
 FOLDERS := strategy recompute sync
-PYTHON_PARTS := python-strategy python-processes python-rest python-recompute python-sync
+PYTHON_PARTS := python-strategy python-training python-rest python-processes python-recompute python-sync
 WHERE = tests/$*
 WHERE_processes := $(TOGETHER:%=tests/%)
-WHERE_rest := $(filter-out $(FOLDERS:%=tests/%) $(WHERE_processes) tests/native tests/addons tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
+WHERE_training := $(TRAINING:%=tests/%)
+WHERE_rest := $(filter-out $(FOLDERS:%=tests/%) $(WHERE_processes) $(WHERE_training) tests/native tests/addons tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
+
+# What takes so long that only CI runs it, by make test-more.
+MORE_PARTS := more-strategy more-rest
+MORE := $(shell grep -l 'mark\.ci\b' tests/test_*.py tests/*/test_*.py)
+WHERE_more-strategy := $(filter tests/strategy/%,$(MORE))
+WHERE_more-rest := $(filter-out $(WHERE_more-strategy),$(MORE))
 
 # Where .ci/timed notes what each part took; a make that this one calls notes it in the same file.
 ifndef TIMES
@@ -51,7 +59,7 @@ READY := $(if $(OUTSIDE),as-it-is,$(VENV)/.ready-tf-$(TF))
 CPP := $(shell find custom_ops tests/native -name '*.h' -o -name '*.cc' -o -name '*.inc' 2>/dev/null)
 STEP = @printf '\n==> %s\n'
 
-.PHONY: help venv build wheel demo bench bench-native gallery pains docs ci ci-tf test test-all test-gpu test-torch test-ray test-native test-python $(PYTHON_PARTS) test-more test-tf test-faults test-addons lint format clean
+.PHONY: help venv build wheel demo bench bench-native gallery pains docs ci ci-tf test test-all test-gpu test-torch test-ray test-native test-python $(PYTHON_PARTS) test-more $(MORE_PARTS) test-tf test-faults test-addons lint format clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -98,7 +106,7 @@ docs: $(READY) ## make the site of docs/, in build/site, with links and anchors 
 	@TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m sphinx -W --keep-going -q -c docs/site docs build/site
 	@echo "build/site/index.html"
 
-ci: test-native test-more test-python ci-tf lint test-ray test-addons ## check all that CI checks (make -j2 ci: two parts at a time)
+ci: test-native test-python test-more ci-tf lint test-ray test-addons ## check all that CI checks (make -j2 ci: two parts at a time)
 	@.ci/timed
 
 # Parts run at the same time, for tests often wait; what a part prints comes when it has ended.
@@ -130,9 +138,11 @@ $(PYTHON_PARTS): python-%: build
 	@.ci/timed $* sh -c '$(BIN)/python -m pytest -m "not full and not ci" $(or $(WHERE_$*),$(WHERE)) "$$@" \
 	  $(if $(PYTEST_ARGS),|| test $$? = 5)' pytest $(PYTEST_ARGS)
 
-test-more: build ## run what takes long: CI runs it beside make test
-	$(STEP) "more Python tests, TensorFlow $(TF)"
-	@.ci/timed more $(BIN)/python -m pytest -m "ci and not full" $$(grep -l 'mark\.ci\b' tests/*/test_*.py) $(PYTEST_ARGS)
+test-more: $(MORE_PARTS) ## run what takes long: CI runs it beside make test
+
+$(MORE_PARTS): build
+	$(STEP) "Python tests: $@, TensorFlow $(TF)"
+	@.ci/timed $@ $(BIN)/python -m pytest -m "ci and not full" $(WHERE_$@) $(PYTEST_ARGS)
 
 test-tf: build ## run some of what depends on TensorFlow: make test-tf TF=2.20
 	$(STEP) "quick tests, TensorFlow $(TF)"

@@ -14,6 +14,7 @@ from tfscale.tools.bench.memory import Asked, main, measure
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.ci,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 

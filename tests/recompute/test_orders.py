@@ -20,12 +20,19 @@ from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.ci
 
 # These have several events in which some operations run more than twice.
 ALWAYS = ("dropout", "batch norm")
 
 
+# These take longest; only ``make test-all`` trains them in random orders.
+LONGEST = ("excited", "embedding, masks")
+
+
 def marks(kind):
+    if kind in LONGEST:
+        return [pytest.mark.full]
     return [] if kind in ALWAYS else mark(kind) or [pytest.mark.slow]
 
 
@@ -181,7 +188,6 @@ def test_a_batch_of_open_size_is_planned_as_fit_traces_it(caplog):
     assert not [record for record in caplog.records if record.name == "tfscale"]
 
 
-@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.skipif(not uses_onednn(), reason="all other tests show it: TensorFlow has no oneDNN")
 def test_all_ways_without_onednn():

@@ -21,6 +21,7 @@ from tests.strategy.groups import SECONDS, start
 from tfscale.bridge.installed import KERAS_2
 
 pytestmark = [
+    pytest.mark.ci,
     pytest.mark.usefixtures("float64"),
     pytest.mark.skipif(KERAS_2, reason="grids need Keras 3"),
     pytest.mark.timeout(SECONDS),

@@ -23,6 +23,7 @@ from tfscale.bridge.installed import KERAS_2
 from tfscale.strategy.placed import Placed
 
 pytestmark = [
+    pytest.mark.ci,
     pytest.mark.usefixtures("float64"),
     pytest.mark.skipif(KERAS_2, reason="Experts needs Keras 3"),
     pytest.mark.timeout(SECONDS),

@@ -20,7 +20,7 @@ from tests.strategy.groups import SECONDS, judge, take, trained_once
 from tfscale.optimizers import LAMB, LARS, AdaHessian
 from tfscale.strategy.placed import Placed
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
+pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(2 * SECONDS + 60)]
 
 # ------------------------------------------------------------------- the table's cases
 

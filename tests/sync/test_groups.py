@@ -11,7 +11,7 @@ from tests.sync.groups import CHECKS, STREAMS
 from tfscale import ScaleStrategy, compression, sync
 from tfscale.collectives import ring
 
-pytestmark = pytest.mark.timeout(SECONDS + 60)
+pytestmark = [pytest.mark.ci, pytest.mark.timeout(SECONDS + 60)]
 WORKER = Path(__file__).parent / "workers" / "groups.py"
 
 
