@@ -245,6 +245,13 @@ def compile_alike(made: Any, model: Any) -> None:
         made.compile_from_config(config)
 
 
+def same_lambda(layer: Any) -> Any:
+    """Return a layer with the functions of a Lambda, which no configuration holds."""
+    how = {"mask": layer.mask, "arguments": layer.arguments, "dtype": layer.dtype_policy}
+    shape = layer._output_shape
+    return keras.layers.Lambda(layer.function, output_shape=shape, name=layer.name, **how)
+
+
 def only_looks_up(operation: Any, weight: Any) -> bool:
     """Return whether a call of a layer uses a weight only to look up rows of it.
 

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 
 import keras
 
-from tfscale.bridge.models import compile_alike, keeps_no_graph, knows_own_objects, uncompiled
+from tfscale.bridge.models import (
+    compile_alike,
+    keeps_no_graph,
+    knows_own_objects,
+    same_lambda,
+    uncompiled,
+)
 from tfscale.support import arguments
 
 Tensor = tuple[str, int, int]  # name of a layer, number of its call, number of the output
@@ -136,13 +142,6 @@ def copied(model: Any) -> Any:
     return rebuilt(model, new_layer)
 
 
-def _same_lambda(layer: Any) -> Any:
-    """Return a layer with the functions of a Lambda, which no configuration holds."""
-    how = {"mask": layer.mask, "arguments": layer.arguments, "dtype": layer.dtype_policy}
-    shape = layer._output_shape
-    return keras.layers.Lambda(layer.function, output_shape=shape, name=layer.name, **how)
-
-
 def rebuilt(model: Any, new_layer: Callable[[Any], Any], left_out: Collection[str] = ()) -> Any:
     """Return a model with the same graph and other layers, compiled as the model is.
 
@@ -158,7 +157,7 @@ def rebuilt(model: Any, new_layer: Callable[[Any], Any], left_out: Collection[st
         if type(layer) is not keras.layers.Lambda:
             return new_layer(layer)
         if id(layer) not in lambdas:  # it may be called twice
-            lambdas[id(layer)] = _same_lambda(layer)
+            lambdas[id(layer)] = same_lambda(layer)
         return lambdas[id(layer)]
 
     if isinstance(model, keras.Sequential):
