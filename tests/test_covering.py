@@ -67,7 +67,12 @@ CASES = [f"tests/{folder}/test_it.py::test[{i}]" for folder in ("ops", "addons")
 
 @pytest.mark.parametrize(
     ("one_in", "whole", "left"),
-    [(None, None, (16, 16)), (8, None, (2, 2)), (8, "tests/addons", (2, 16)), (99, None, (1, 1))],
+    [
+        (None, None, (16, 16)),
+        (8, None, (2, 2)),
+        (8, "tests/addons/test_it.py", (2, 16)),
+        (99, None, (1, 1)),
+    ],
 )
 def test_some_cases_of_each_test_are_drawn(one_in, whole, left):
     deselected, items = [], [Item(name) for name in CASES]
