@@ -127,16 +127,24 @@ def names_of(model: Any) -> Names:
     return Names(*(tuple(each) if isinstance(each, dict) else () for each in ends))
 
 
-def copied(model: Any) -> Any:
-    """Return a copy of a model, compiled as the model is, with other values of its variables."""
+def _alike(layer: Any) -> Any:
+    return type(layer).from_config(config_of(layer))
+
+
+def copied(model: Any, make: Callable[[Any], Any] = _alike) -> Any:
+    """Return a model with the graph of a model and of the models in it, compiled as they are.
+
+    Args:
+        model: a model with a graph.
+        make: function from a layer to a new one, which is called once for each layer; by default
+            the new one is like the old one, with other values of its variables.
+    """
     made: dict[int, Any] = {}
 
     def new_layer(layer: Any) -> Any:
         if id(layer) not in made:
             is_inner = isinstance(layer, keras.Model) and is_graph(layer)
-            made[id(layer)] = (
-                rebuilt(layer, new_layer) if is_inner else type(layer).from_config(config_of(layer))
-            )
+            made[id(layer)] = rebuilt(layer, new_layer) if is_inner else make(layer)
         return made[id(layer)]
 
     return rebuilt(model, new_layer)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfscale.analysis.quantize import graph
 from tfscale.analysis.quantize.apply import copy_weights, kernels_of, leaves, within
-from tfscale.analysis.quantize.graph import config_of
 from tfscale.analysis.quantize.grid import POOLINGS
 from tfscale.analysis.quantize.layers import LAYERS
 
@@ -32,22 +30,16 @@ def unquantized(model: Any) -> Any:
 
     Activations are not rounded in it.
     """
-    made: dict[int, tuple[Any, Any]] = {}  # old layers and new ones
-    models: dict[int, Any] = {}  # new models within the model
+    made: list[tuple[Any, Any]] = []  # old layers and new ones
 
     def new_layer(layer: Any) -> Any:
-        if isinstance(layer, keras.Model) and graph.is_graph(layer):
-            if id(layer) not in models:
-                models[id(layer)] = graph.rebuilt(layer, new_layer)
-            return models[id(layer)]
-        if id(layer) not in made:
-            config = {k: v for k, v in config_of(layer).items() if k != "quantization"}
-            kind: Any = _PLAIN.get(type(layer), type(layer))
-            made[id(layer)] = (layer, kind.from_config(config))
-        return made[id(layer)][1]
+        config = {k: v for k, v in graph.config_of(layer).items() if k != "quantization"}
+        kind: Any = _PLAIN.get(type(layer), type(layer))
+        made.append((layer, kind.from_config(config)))
+        return made[-1][1]
 
-    plain = graph.rebuilt(model, new_layer)
-    for old, new in made.values():
+    plain = graph.copied(model, new_layer)
+    for old, new in made:
         copy_weights(old, new)
         there = {within(new, variable): variable for variable in new.variables}
         for quantizer, kernel in kernels_of(old):
