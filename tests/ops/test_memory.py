@@ -103,7 +103,7 @@ def faults(late=False, **environment):
 
 def test_tensors_come_from_memory_that_is_kept():
     number, words = faults()
-    assert number < 4_000
+    assert number < 39_063  # not even one of the four results is fresh
     assert "keeps the memory of tensors, since tfscale has set TF_CPU_ALLOCATOR_USE_BFC" in words
 
 

@@ -10,15 +10,20 @@ from keras import layers, optimizers
 from tfscale.parallel import Experts
 
 
-def perceptron(**more):
+def perceptron(k=2, **more):
     x = inputs = keras.Input((6,))
     x = layers.Dense(8, "tanh", name="first")(x)
-    x = x + Experts(4, 12, k=2, activation="tanh", name="experts", **more)(x)
+    x = x + Experts(4, 12, k=k, activation="tanh", name="experts", **more)(x)
     return keras.Model(inputs, layers.Dense(3)(layers.BatchNormalization()(x)))
 
 
 def capped():
     return perceptron(capacity=1.0)
+
+
+def dense():
+    """Tokens go to all experts, so rounding moves results and never turns a choice."""
+    return perceptron(k=4)
 
 
 def lopsided():

@@ -128,17 +128,21 @@ def test_several_steps_at_once():
 
 
 def test_mixed_precision_trains():
+    """Replicas are about as far from float32 as one device is, in weights and in slots."""
     keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+    exact = trained(made(None, experts.dense), epochs=2)
     keras.config.set_dtype_policy("mixed_bfloat16")
-
-    def weights_and_losses(found):  # rounding may turn predictions, and so accuracies
-        *weights, _, loss, _, validation_loss, _, _ = found
-        return [*weights, loss, validation_loss]
-
-    expected = trained(made(None, perceptron), epochs=2)
-    model = made(shared(), perceptron)
+    one = trained(made(None, experts.dense), epochs=2)
+    model = made(shared(), experts.dense)
     found = trained(model, epochs=2)
-    assert_near(weights_and_losses(found), weights_and_losses(expected), 0.01)
+
+    def off(result):
+        count = len(numbers(model))
+        return max(np.max(np.abs(a - b)) for a, b in zip(result[:count], exact[:count]))
+
+    assert 0 < off(one) < 0.05
+    assert off(found) < 2 * off(one)
     assert model.get_layer("experts").up.dtype == "float32"
 
 
