@@ -32,9 +32,9 @@ WHERE_processes := $(TOGETHER:%=tests/%)
 WHERE_training := $(TRAINING:%=tests/%)
 WHERE_rest := $(filter-out $(FOLDERS:%=tests/%) $(WHERE_processes) $(WHERE_training) tests/native tests/addons tests/__pycache__,$(patsubst %/,%,$(wildcard tests/*/))) $(wildcard tests/test_*.py)
 
-# What takes so long that only CI runs it, by make test-more.
+# What make test leaves out, since it takes long.
 MORE_PARTS := more-strategy more-rest
-MORE := $(shell grep -l 'mark\.ci\b' tests/test_*.py tests/*/test_*.py)
+MORE := $(shell grep -lE 'mark\.(slow|one_in)\b' tests/test_*.py tests/*/test_*.py)
 WHERE_more-strategy := $(filter tests/strategy/%,$(MORE))
 WHERE_more-rest := $(filter-out $(WHERE_more-strategy),$(MORE))
 
@@ -106,7 +106,7 @@ docs: $(READY) ## make the site of docs/, in build/site, with links and anchors 
 	@TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m sphinx -W --keep-going -q -c docs/site docs build/site
 	@echo "build/site/index.html"
 
-ci: test-native test-python test-more ci-tf lint test-ray test-addons ## check all that CI checks (make -j2 ci: two parts at a time)
+ci: test-native test-python ci-tf lint test-ray test-addons ## check all that CI checks (make -j2 ci: two parts at a time)
 	@.ci/timed
 
 # Parts run at the same time, for tests often wait; what a part prints comes when it has ended.
@@ -135,14 +135,14 @@ test-python: $(PYTHON_PARTS) ## run the Python tests (PYTEST_ARGS="-k ring" for 
 # Pytest's 5 means that no test was selected, which PYTEST_ARGS may ask for.
 $(PYTHON_PARTS): python-%: build
 	$(STEP) "Python tests: $*, TensorFlow $(TF)"
-	@.ci/timed $* sh -c '$(BIN)/python -m pytest -m "not full and not ci" $(or $(WHERE_$*),$(WHERE)) "$$@" \
+	@.ci/timed $* sh -c '$(BIN)/python -m pytest -m "not full and not slow" $(or $(WHERE_$*),$(WHERE)) "$$@" \
 	  $(if $(PYTEST_ARGS),|| test $$? = 5)' pytest $(PYTEST_ARGS)
 
-test-more: $(MORE_PARTS) ## run what takes long: CI runs it beside make test
+test-more: $(MORE_PARTS) ## run the slow tests, which make test leaves out (an hour or so)
 
 $(MORE_PARTS): build
 	$(STEP) "Python tests: $@, TensorFlow $(TF)"
-	@.ci/timed $@ $(BIN)/python -m pytest -m "ci and not full" $(WHERE_$@) $(PYTEST_ARGS)
+	@.ci/timed $@ $(BIN)/python -m pytest -m "slow and not full" $(WHERE_$@) $(PYTEST_ARGS)
 
 test-tf: build ## run some of what depends on TensorFlow: make test-tf TF=2.20
 	$(STEP) "quick tests, TensorFlow $(TF)"

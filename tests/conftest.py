@@ -42,21 +42,37 @@ def pytest_addoption(parser):
     )
 
 
-@pytest.hookimpl(trylast=True)  # of those that marks have left
-def pytest_collection_modifyitems(config, items):
-    one_in = config.getoption("--one-in")
-    if not one_in:
-        return
-    whole, cases, taken = config.getoption("--all-of"), collections.defaultdict(list), set()
+def cases_of_tests(items):
+    cases = collections.defaultdict(list)
     for item in items:
-        if whole and item.nodeid.startswith(f"{whole}::"):
-            taken.add(item)
-        else:
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for test, its in cases.items():
-        taken.update(random.Random(test).sample(its, -(-len(its) // one_in)))
-    config.hook.pytest_deselected(items=[item for item in items if item not in taken])
-    items[:] = [item for item in items if item in taken]
+        cases[item.nodeid.partition("[")[0]].append(item)
+    return cases.items()
+
+
+def drawn(test, cases, one_in):
+    """One in ``one_in`` of a test's cases, at least one, the same ones each time."""
+    return set(random.Random(test).sample(cases, -(-len(cases) // one_in)))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Before marks deselect, those cases that ``one_in`` does not draw become slow; after that
+    ``--one-in`` draws from what marks have left.
+    """
+    for test, cases in cases_of_tests(items):
+        cases = [case for case in cases if not case.get_closest_marker("full")]
+        if cases and (mark := cases[0].get_closest_marker("one_in")):
+            for case in set(cases) - drawn(test, cases, *mark.args):
+                case.add_marker("slow")
+    result = yield
+    if one_in := config.getoption("--one-in"):
+        whole, taken = config.getoption("--all-of"), set()
+        for test, cases in cases_of_tests(items):
+            is_whole = whole and test.startswith(f"{whole}::")
+            taken.update(cases if is_whole else drawn(test, cases, one_in))
+        config.hook.pytest_deselected(items=[item for item in items if item not in taken])
+        items[:] = [item for item in items if item in taken]
+    return result
 
 
 def pytest_collection_finish(session):

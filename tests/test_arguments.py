@@ -501,6 +501,7 @@ def _verdict(name, argument, value, right):
     return None
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", sorted(RIGHT))
 def test_wrong_arguments_are_named_and_shown(name, given, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

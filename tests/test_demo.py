@@ -27,7 +27,6 @@ def rows(table):
     return {name: [float(number or 0) for number in numbers] for name, *numbers in found}
 
 
-@pytest.mark.ci
 @pytest.mark.slow
 def test_replicas_train_as_one_device_and_int8_sends_a_quarter(tmp_path):
     picture = tmp_path / "demo.png"

@@ -189,6 +189,7 @@ def masked_words():
     return model
 
 
+@pytest.mark.slow
 def test_masks_added_losses_and_seeds():
     x, y = numbers()
     x = np.where(np.arange(6) < 1 + np.arange(ROWS)[:, None] % 6, x, 0)[..., None]

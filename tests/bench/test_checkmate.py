@@ -9,7 +9,6 @@ import pytest
 from tfscale.tools.bench.checkmate import main
 
 
-@pytest.mark.slow
 def test_vgg19_reaches_the_published_batch(capsys: pytest.CaptureFixture[str]) -> None:
     """The search takes a few seconds, and the goal is a minute."""
     assert main(["--nets", "VGG19", "--seconds", "60", "--solver", "search"]) == 0

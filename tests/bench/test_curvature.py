@@ -7,7 +7,6 @@ import pytest
 from tfscale.tools.bench import curvature
 
 
-@pytest.mark.ci
 def test_it_measures_sharpness_and_growth(monkeypatch, tmp_path, capsys):
     pytest.importorskip("sklearn")
     monkeypatch.setattr(curvature, "LEARNT", 2.0)

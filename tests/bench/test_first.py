@@ -12,7 +12,7 @@ from tfscale.tools.bench import first
 MOST = {"resnet50": 0.97, "transformer": 0.98, "gan": 1.09}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model", [pytest.param(m, marks=() if m == "gan" else pytest.mark.full) for m in MOST]
 )

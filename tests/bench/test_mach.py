@@ -80,7 +80,7 @@ def few_words(tmp_path):
     return ["--words", str(file), "--buckets", "8", "--repetitions", "2", "--width", "8"]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_small_run(few_words, tmp_path, capsys):
     how = ["--seconds", "0.2", "--samples", "4", "--classes", "5000", "--parts", "task,search"]
     how += ["--json", str(tmp_path / "out"), "--serve", "--clock", "processor"]

@@ -9,7 +9,7 @@ QUICK, SLOW = ("one", "mlp"), ("many", "conv")
 NAMES = ("LAMB", "LARS", "keras Lamb", "ResourceApplyAdam", "AdaHessian")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [QUICK, pytest.param(SLOW, marks=pytest.mark.full)], ids=",".join)
 def test_it_measures_every_part(parts, capsys):
     words = ["--parts", ",".join(parts), "--rounds", "1", "--shrink", "200"]

@@ -43,7 +43,6 @@ OF_PARTS = {
 
 
 @pytest.mark.full
-@pytest.mark.slow
 @pytest.mark.parametrize("part", ["schedules", "layouts"])
 def test_it_measures(part, tmp_path, capsys) -> None:
     file = tmp_path / "plan.json"

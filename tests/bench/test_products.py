@@ -5,7 +5,6 @@ import pytest
 from tfscale.tools.bench import products
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
     "part",
     ["cost", *(pytest.param(part, marks=pytest.mark.full) for part in ("memory", "processes"))],

@@ -22,7 +22,6 @@ def tfscale(*argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.ci
 @pytest.mark.slow
 def test_two_processes(tmp_path) -> None:
     done = tfscale(
@@ -50,7 +49,6 @@ def test_two_processes(tmp_path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 @needs_root
 def test_shaped_links_bound_the_time(tmp_path) -> None:
     done = tfscale(
@@ -64,7 +62,6 @@ def test_shaped_links_bound_the_time(tmp_path) -> None:
     assert record["min_ms"] > 0.9 * 320
 
 
-@pytest.mark.ci
 @pytest.mark.slow
 def test_a_worker_that_fails_shows_its_last_words() -> None:
     done = tfscale(
@@ -76,7 +73,6 @@ def test_a_worker_that_fails_shows_its_last_words() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.slow
 def test_mpi_is_measured_by_the_environments_own_mpirun(tmp_path, monkeypatch) -> None:
     pytest.importorskip("mpi4py")
     monkeypatch.setenv("PATH", os.defpath)  # as if nobody had activated the environment

@@ -215,10 +215,11 @@ def test_the_rate_may_stay_and_then_others_set_it():
     assert float(model.optimizer.learning_rate) == pytest.approx(0.02 / 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "growth_first, stop",
     [
-        pytest.param(False, 2, marks=pytest.mark.ci),
+        pytest.param(False, 2, marks=pytest.mark.slow),
         *(pytest.param(*case, marks=FULL) for case in ((True, 2), (True, 3), (False, 3))),
     ],
 )

@@ -27,6 +27,7 @@ COMPILED = float(np.float32(RATE))  # as an optimizer's variable holds it
 # ---- one definition, both ways
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("optimizer", "how"),
     [

@@ -64,7 +64,7 @@ def test_links_lead_somewhere(path):
         assert (COLAB / link).exists(), link
 
 
-@pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.timeout(2 * SECONDS)
 @pytest.mark.parametrize(
     "path",

@@ -69,6 +69,7 @@ def deciders(strategy):
     return [each.decider for each in packing.shared.values()]
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_when_methods_change(monkeypatch):
     """Change from each method to each other, also to exact sums; one step is not finite."""
     order = [0, 1, 2, 3, 4, 5, 0, 3, 1, 0, 5, 4, 2, 0]
@@ -148,6 +149,7 @@ def test_it_stays_exact_where_nothing_is_within_the_bound(monkeypatch):
     assert min(decider.errors[0][1:]) > 0.01  # which is known, as it was tried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, pytest.param(0, marks=pytest.mark.full)])
 def test_a_training_that_is_restored_goes_on_with_what_was_in_use(number, monkeypatch, tmp_path):
     """Bit for bit as long as the same is in use; and with other replicas nothing is lost."""
@@ -178,6 +180,7 @@ def test_eager_steps_go_on_with_what_is_in_use(monkeypatch, tmp_path):
     assert np.isfinite(losses).all()
 
 
+@pytest.mark.slow
 def test_two_processes_change_at_the_same_steps():
     weights, changes = of_two_processes("adapt.py")
     assert changes and np.isfinite(weights).all()

@@ -205,6 +205,7 @@ def test_random_k_without_feedback_is_right_on_average():
     assert np.sqrt(np.mean(((mean - exact) / deviation) ** 2)) < 1.2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "method",
     [m if i % 2 else pytest.param(m, marks=FULL) for i, m in enumerate(WITH_FEEDBACK)],
@@ -232,6 +233,7 @@ def test_the_algorithm_does_not_matter(algorithm, method):
         assert_close(found, Trial(method, SHAPES, 4).sums(given))
 
 
+@pytest.mark.one_in(2)
 @grid("bad, method", [np.nan, np.inf, -np.inf], WITH_FEEDBACK + WITHOUT, aspects=singles)
 def test_what_is_not_finite_arrives_and_leaves_no_trace(bad, method):
     """The sums tell it, and the next steps are as if there had been none such."""

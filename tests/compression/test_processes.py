@@ -8,6 +8,7 @@ from tests.compression.workers.train import METHODS, train
 from tfscale import ScaleStrategy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [

@@ -54,6 +54,7 @@ class Training(Trial):
         return self.strategy.explain()[0].method
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "method",
     [

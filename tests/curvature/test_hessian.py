@@ -37,6 +37,7 @@ def assert_differences(operator, tolerance, step):
     np.testing.assert_allclose(found, expected, 0, tolerance * np.abs(expected).max())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("build", "batch", "training"),
     [

@@ -21,7 +21,6 @@ SECONDS = 600  # on the busiest machine
 DEVICES = ["CPU:0", "CPU:1"]
 
 FULL = pytest.mark.full
-pytestmark = pytest.mark.slow
 
 
 def some_or_all(*cases):

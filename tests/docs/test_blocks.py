@@ -18,6 +18,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SECONDS = 500  # many times what a page takes
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize("start", ["warm", pytest.param("cold", marks=pytest.mark.full)])
 @pytest.mark.parametrize(

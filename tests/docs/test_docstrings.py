@@ -45,6 +45,7 @@ WITH_EXAMPLES = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
 def test_examples_run_and_print_what_they_say(module, names):
     found = importlib.import_module(module)

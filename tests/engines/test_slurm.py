@@ -15,7 +15,7 @@ from tests.launch.test_cluster import FIT, PLAIN, alone, trained
 PROGRAMS = Path(__file__).parent / "programs"
 TRAIN = str(PROGRAMS / "train.py")
 PAGE = ROOT / "docs" / "clusters.md"
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(6 * PATIENCE)]
+pytestmark = pytest.mark.timeout(6 * PATIENCE)
 
 
 @pytest.fixture(scope="module")

@@ -63,6 +63,7 @@ def exact(given):
     return total
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("counts", [(3, 5), (0, 4), (120, 130)], ids=["few", "none", "dense"])
 @pytest.mark.parametrize(
     "method, close",
@@ -79,6 +80,7 @@ def test_sums_are_as_close_as_the_wire(method, close, counts):
     assert (np.abs(found - wanted).max() > 1e-5) == (method != Wire())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("counts", [(3, 5), (0, 4), (120, 130)], ids=["few", "none", "dense"])
 @pytest.mark.parametrize(
     "method", [Wire("int4"), Wire("sign"), Wire("ternary"), PowerSGD(1, factors="int8")], ids=str

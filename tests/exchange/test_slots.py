@@ -261,6 +261,7 @@ def saved_of_memory(model, path):
         return sorted(f"{slot['name']} {slot['owner']}" for slot in index)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("wire", "arguments", "expected"),
     [

@@ -211,6 +211,7 @@ def records(folder):
     return {path.stem: path.read_text() for path in folder.glob("repetition_*.json")}
 
 
+@pytest.mark.slow
 def test_workers_share_the_repetitions_and_send_nothing(tmp_path):
     """A worker is killed, and the next start trains only what the first has not."""
     with pytest.raises(WorkerFailed):

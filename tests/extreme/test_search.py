@@ -55,6 +55,7 @@ def test_the_estimator_is_unbiased_over_the_family():
     assert (abs(np.mean(scores, axis=0) - true) < 3 * error).all()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("candidates", [0, 2, 5, None])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("peak", [0, 12])

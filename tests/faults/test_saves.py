@@ -19,7 +19,7 @@ ROOT = HERE.parents[1]
 SAMPLE = 5
 EPOCHS, STEPS = 3, 2
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,7 @@ def moments(of, total):
     return [1 + i * total // of for i in range(of)]
 
 
+@pytest.mark.slow
 def test_a_training_that_is_killed_in_a_save_goes_on(run, uninterrupted, tmp_path):
     chosen = moments(SAMPLE, uninterrupted["calls"][1])
     assert_survives(run, uninterrupted, tmp_path, chosen, double=True)

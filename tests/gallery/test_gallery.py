@@ -9,7 +9,7 @@ from tests.gallery.programs import LAYOUTS, PROGRAMS, QUICK, QUICK_LAYOUTS, WORK
 from tests.strategy.compare import check
 from tests.strategy.groups import SECONDS, judge, take, trained_once
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(2 * SECONDS + 60)]
+pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,7 @@ def pairs():
             yield pytest.param(layout, name, marks=[] if quick else pytest.mark.full)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("layout", "case"), list(pairs()))
 def test_a_program_trains_as_on_one_device(trained, layout, case):
     (expected,) = trained("none", "1x1")[case]

@@ -68,6 +68,7 @@ OVER = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("workers", "devices", "over"),
     [
@@ -113,6 +114,7 @@ def event(output):
     return float(re.search(r"^EVENT (\S+)$", output, re.MULTILINE).group(1))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("way", "victim", "over"),
     [

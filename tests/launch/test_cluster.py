@@ -74,7 +74,6 @@ def step(index, count=2, **other):
     }  # fmt: skip
 
 
-@pytest.mark.ci
 @pytest.mark.slow
 def test_tasks_of_slurm_train_together():
     outputs = train([step(index) for index in (0, 1)], "auto", "bars")
@@ -93,14 +92,12 @@ def test_tasks_of_slurm_train_together():
     assert "━" in by_default[0] and "━" not in by_default[1]
 
 
-@pytest.mark.slow
 def test_a_task_of_slurm_that_is_alone_trains_alone():
     (output,) = train([step(0, 1)])
     replicas, weights = trained(output)
     assert replicas == 1 and np.array_equal(weights, alone())
 
 
-@pytest.mark.slow
 def test_processes_of_torchrun_train_together_though_it_has_the_masters_port():
     (port,) = free_ports(1)
     with squatter(port) as heard:
@@ -112,7 +109,6 @@ def test_processes_of_torchrun_train_together_though_it_has_the_masters_port():
     assert not heard
 
 
-@pytest.mark.ci
 @pytest.mark.slow
 def test_a_real_mpirun():
     mpirun = mpirun_of(sys.executable)
@@ -127,7 +123,6 @@ def test_a_real_mpirun():
     assert replicas == 2 and np.allclose(weights, alone(), atol=1e-6)
 
 
-@pytest.mark.slow
 def test_a_tf_config_that_was_exported_once_is_refused():
     old = tf_config(0, {"worker": ["localhost:2222", "localhost:2223"]})
     (output,) = train([{**step(1), **old}])

@@ -12,8 +12,6 @@ import pytest
 
 from tests.launcher.launching import ROOT, Launched, all_end, launch, runs
 
-pytestmark = pytest.mark.ci
-
 PROCESS = r"process (\d+)"
 
 
@@ -136,7 +134,6 @@ def test_nothing_is_left_on_any_host_when_the_launcher_is_killed(hosts, over):
         assert all_end(processes) == []
 
 
-@pytest.mark.slow
 def test_a_connection_that_is_cut(hosts, over):
     """The others end; on the host that is cut off the supervisor ends its own, hearing nothing."""
     ssh = hosts.ssh + " -o ServerAliveInterval=1 -o ServerAliveCountMax=2"
@@ -154,7 +151,6 @@ def test_a_connection_that_is_cut(hosts, over):
             hosts.run(2, "ip", "link", "set", "eth0", "up")
 
 
-@pytest.mark.slow
 def test_it_goes_on_without_a_host_that_is_lost(hosts, over):
     ssh = hosts.ssh + " -o ServerAliveInterval=1 -o ServerAliveCountMax=2 -o ConnectTimeout=2"
     words = over("1:2,2", "--silence", 5, "--restarts", 1, "--min-workers", 2, ssh=ssh)

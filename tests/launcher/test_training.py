@@ -8,13 +8,12 @@ import pytest
 
 from tests.launcher.launching import Launched, all_end, launch
 
-pytestmark = pytest.mark.slow
-
 
 def weights(launched):
     return {text for text in re.findall(r"weights (\S+)", launched.out)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "status"),
     [
@@ -30,7 +29,7 @@ def test_who_failed_first_though_all_fail(way, status):
     assert launched.err.count("failed first") == 1
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_it_goes_on_from_the_backup(tmp_path):
     plain = launch("-n", 2, "fit.py", "epochs=4")[1]
     words = ["kill", f"once={tmp_path / 'once'}", f"backup={tmp_path / 'backup'}", "epochs=4"]
@@ -53,6 +52,7 @@ def test_fewer_workers_go_on_with_the_same_training(tmp_path):
     assert abs(float(found) - float(expected)) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_timeline_that_no_callback_records(tmp_path):
     """The warning comes when fit begins, and again at the end."""
     options = ["--timeline", tmp_path / "timeline.json"]
@@ -66,6 +66,7 @@ def headers(launched):
     return re.findall(r"^\[(\d)\] Epoch 1/2$", launched.out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_one_bar_and_its_header_once():
     status, launched = launch("-n", 2, "fit.py", "bars", "epochs=2")
     assert status == 0, launched.said
@@ -111,7 +112,7 @@ def test_a_worker_that_hangs_at_the_start():
     assert not all_end(re.findall(r"pid (\d+)", launched.out))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_preemption_saves_and_ends_well(tmp_path):
     """Send the signal that Slurm's --signal=TERM@60 sends."""
     words = ["fit.py", f"preemption={tmp_path / 'backup'}"]

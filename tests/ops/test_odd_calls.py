@@ -11,6 +11,7 @@ PROGRAM = Path(__file__).parent / "odd_calls.py"
 ROOT = PROGRAM.parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [100, pytest.param(4000, marks=pytest.mark.full)])
 def test_no_odd_argument_ends_the_process(calls):
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])

@@ -12,8 +12,6 @@ from tests.optimizers.common import flat, hessian
 from tfscale.analysis.curvature.probes import signs
 from tfscale.training.optimizers.adahessian import AdaHessian
 
-pytestmark = pytest.mark.slow
-
 # ------------------------------------------------------------------ against the Hessian
 
 
@@ -142,6 +140,7 @@ PLAIN = [dense, conv, lstm, embedding]
 NORMALIZED = [batch_norm, attention, group_norm]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("net", PLAIN + NORMALIZED)
 def test_it_is_z_times_hessian_times_z(net):
     problem = Problem(net)
@@ -161,6 +160,7 @@ def test_eagerly_too(net):
     assert_same(problem.curvature(AdaHessian(), "eager")(0), z * (problem.hessian @ z))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("net", "each"), [(dense, 1), (conv, 2), (embedding, 2), (batch_norm, 1)])
 def test_under_xla_too(net, each):
     problem = Problem(net)
@@ -170,6 +170,7 @@ def test_under_xla_too(net, each):
     assert each == 1 or not np.any(at(1))
 
 
+@pytest.mark.slow
 def test_the_error_falls_with_the_root_of_samples():
     """The error is as large as the rows of the Hessian say."""
     problem, draws = Problem(dense), 100

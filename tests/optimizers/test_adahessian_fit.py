@@ -12,8 +12,6 @@ from keras import layers
 from tfscale import ScaleStrategy
 from tfscale.training.optimizers.adahessian import AdaHessian
 
-pytestmark = pytest.mark.slow
-
 ROWS, BATCH = 64, 16
 # Far from where rounding is amplified by a curvature near zero.
 AdaHessian = functools.partial(AdaHessian, learning_rate=0.05, epsilon=0.1)
@@ -70,6 +68,7 @@ WAYS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("way", "each"), [*((way, 3) for way in WAYS), ("dynamic", 1)])
 def test_every_way_to_run_a_step_gives_the_same(way, each):
     make, how = WAYS[way]
@@ -107,6 +106,7 @@ def curvatures(optimizer):
     return flat(np.sqrt(v.numpy() / (1 - optimizer.beta_2)) for v in optimizer._velocities)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scale", [2.0**4, 2.0**15])
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_in_float16_curvature_is_that_of_the_unscaled_loss(scale, eagerly):
@@ -120,6 +120,7 @@ def test_in_float16_curvature_is_that_of_the_unscaled_loss(scale, eagerly):
     np.testing.assert_allclose(curvatures(optimizer), expected, atol=0.01 * np.max(expected))
 
 
+@pytest.mark.slow
 def test_what_normalizes_is_measured_from_within_a_branch_too():
     def first_step(make):
         return fit(model_of(make(), [layers.BatchNormalization()]), 1, ROWS)
@@ -250,6 +251,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("strategy", "each"), [("scale", 1), ("scale", 3), ("mirrored", 3)])
 def test_two_replicas_are_one_device(strategy, each):
     with STRATEGIES[strategy]().scope():
@@ -293,6 +295,7 @@ def test_a_model_of_another_optimizer_has_to_be_followed():
     assert model.optimizer.iterations.numpy() == ROWS // BATCH
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "layer",
     [

@@ -225,6 +225,7 @@ def test_two_halves_accumulated_are_the_whole(entry):
 # --------------------------------------------------------------- mixed precision
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_in_mixed_precision_it_learns_as_in_float32(entry, policy):
     mixed = fit(model_of(entry, build=functools.partial(_under, policy)))["loss"]
@@ -269,6 +270,7 @@ def assert_as_on_one_device(entry, model):
         np.testing.assert_allclose(mine, one, rtol=0, atol=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", [{"jit_compile": True}, {"run_eagerly": True}], ids=str)
 def test_compiled_or_eager_it_is_the_same(entry, how):
     model = model_of(entry, **how)
@@ -284,6 +286,7 @@ def strategies():
     }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("strategy", ["scale", "mirrored"])
 def test_two_replicas_are_one_device(entry, strategy):
     """More of that, for four replicas and several workers, is in tests/strategy/cases.py."""

@@ -12,7 +12,7 @@ from tests.packaging.test_stranger import PROGRAM
 from tfscale import __version__
 from tfscale.native import build, toolchain
 
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 VARIABLE = "TFSCALE_WHEEL_LIBRARIES"
 LOADED = "\nfrom tfscale.ops import library\nprint(library._file.path)"

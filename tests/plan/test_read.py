@@ -159,6 +159,7 @@ def pair(wide: int = 64) -> keras.Model:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("cut", "given"),
     [
@@ -235,6 +236,7 @@ def test_the_command(tmp_path, capsys) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_job_measure_their_links(tmp_path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [*LAUNCH, "-n", "2", sys.executable, "-m", "tfscale", "plan", "train.py:model"]

@@ -228,7 +228,6 @@ def test_replicas_train_as_one_device(build, ranges):
     check_twins(small, train)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize(
     "name",

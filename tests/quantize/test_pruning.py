@@ -176,6 +176,7 @@ def own():
     return Own(made.inputs, made.outputs)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("build", [plain, residual, downsampling, transposed, own])
 def test_the_smaller_model_gives_the_answers_of_the_masked_one(build, tmp_path):
     model = compiled(settled(build))

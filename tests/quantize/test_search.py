@@ -87,6 +87,7 @@ def test_time_decides_how_many_nets_are_trained():
         assert len(quantize.search(space, slow, **options).nets) == 1
 
 
+@pytest.mark.slow
 def test_processes_find_the_same():
     one, two = (quantize.search(SPACE, timed, latency=9, workers=n, clock=Clock()) for n in (1, 2))
     assert [net.choices for net in one.probes] == [net.choices for net in two.probes]

@@ -194,6 +194,7 @@ def test_sampling_ends_when_the_order_is_known():
     assert ENDS["order"] in str(study)
 
 
+@pytest.mark.slow
 def test_sampling_ends_at_the_accuracy_or_at_the_number_of_samples():
     assert nets.study(samples=8, accuracy=1e6).ended in ("accuracy", "order")
     few = nets.study(samples=2, accuracy=0)

@@ -71,7 +71,6 @@ def test_a_study_of_errors_alone_is_refused(study):
         quantize.wires(dataclasses.replace(study, by="error"))
 
 
-@pytest.mark.slow
 def test_training_uses_the_policy():
     study = nets.study()
     policy = quantize.wires(study, "60%", wires=("fp32", "int8"))
@@ -83,7 +82,6 @@ def test_training_uses_the_policy():
     assert "int8" in told and "fp32" in told
 
 
-@pytest.mark.slow
 def test_wires_are_chosen_again_while_a_model_trains():
     strategy = ScaleStrategy("ring", wire="int4", devices=["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -109,6 +109,7 @@ def test_an_unknown_layer_is_refused():
         fit(compiled(), Recompute(layers=["nobody"]))
 
 
+@pytest.mark.slow
 def test_layers_of_a_subclassed_model():
     names = [block.name for block in models.Subclassed().blocks]
     keras.utils.clear_session(free_memory=False)
@@ -267,6 +268,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["scale", pytest.param("mirrored", marks=pytest.mark.full)])
 def test_two_replicas(kind):
     """Each computes its own again."""

@@ -130,7 +130,6 @@ def test_a_loop_is_computed_again():
     assert any("While" in plan.step.ops[op].kind for one in plan.again for op in one.ops)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.full)]
 )
@@ -153,7 +152,6 @@ SETTINGS = {
 OFTEN = ("clipped", "several steps at once")  # the others are in ``make test-all`` alone
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [n if n in OFTEN else pytest.param(n, marks=pytest.mark.full) for n in SETTINGS],
@@ -162,7 +160,6 @@ def test_ways_to_train(name):
     assert_same_training(models.residual, **SETTINGS[name])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -13,8 +13,6 @@ from tfscale.native.memory import WITHOUT_POOL
 from tfscale.tools.bench.memory import Asked, main, measure
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.ci,
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
@@ -38,6 +36,7 @@ def train(how, limit=0):
     return int(ran.stdout.split("trained: ")[1]), ran.stderr
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_trains_with_recomputation():
     plain, said = train("plain")
     assert plain, said
@@ -53,6 +52,7 @@ def test_a_model_that_does_not_fit_trains_with_recomputation():
     assert trained <= limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "replicas", "fraction"),
     [("transformer", 1, 0.4), pytest.param("mlp", 2, 0.6, marks=pytest.mark.full)],
@@ -83,6 +83,7 @@ def test_the_command_shows_all_budgets(capsys):
     assert "command: tfscale bench memory --models conv" in printed
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small_is_refused_in_a_line(capsys):
     assert (
         main(["--models", "conv", "--replicas", "1", "--scale", "0.1", "--fractions", "0.1"]) == 1

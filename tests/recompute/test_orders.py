@@ -20,7 +20,6 @@ from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.ci
 
 # These have several events in which some operations run more than twice.
 ALWAYS = ("dropout", "batch norm")
@@ -50,7 +49,6 @@ def test_more_random_orders_train_the_same(kind, seed):
     assert_same_training(KINDS[kind], RandomOrder(seed))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) for n in SETTINGS])
 def test_ways_to_train(name):
     assert_same_training(models.residual, RandomOrder(seed=1), **SETTINGS[name])
@@ -76,6 +74,7 @@ def test_random_orders_train_the_same_in_several_steps_at_once(kind):
     assert_same_training(KINDS[kind], RandomOrder(seed=0), steps_per_execution=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # test_a_batch_of_open_size_is_planned_as_fit_traces_it has a transformer
     "kind",
     [pytest.param(kind, marks=[] if kind == "lstm" else [pytest.mark.full]) for kind in KINDS],
@@ -98,7 +97,6 @@ def test_more_sums_of_unknown_length(build, seed):
     assert_same_training(build, RandomOrder(seed), batch=7)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.full)]
 )
@@ -116,6 +114,7 @@ STRATEGIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param("mirrored", marks=pytest.mark.full), pytest.param("scale")]
 )
@@ -136,6 +135,7 @@ def test_own_train_steps():
     assert_same_training(build, RandomOrder(seed=3))
 
 
+@pytest.mark.slow
 def test_own_train_steps_may_call_parts_of_a_model():
     """An encoder and a decoder, for example, as in a variational autoencoder."""
 
@@ -147,6 +147,7 @@ def test_own_train_steps_may_call_parts_of_a_model():
     assert_same_training(build, RandomOrder(seed=3))
 
 
+@pytest.mark.slow
 def test_a_plan_of_single_results_is_cheaper_saved_and_trained(tmp_path):
     """A Dense with a gelu: its product is kept, and all else is computed again."""
 
@@ -179,6 +180,7 @@ def test_no_budget_that_segments_keep_is_refused():
     assert smallest("search") <= smallest("segments")
 
 
+@pytest.mark.slow
 def test_a_batch_of_open_size_is_planned_as_fit_traces_it(caplog):
     """TensorFlow makes other operations for such a batch than for one of known size."""
     plan = assert_same_training(

@@ -12,11 +12,10 @@ from tests.recompute.phases import assert_same_training, train
 from tfscale.callbacks import Recompute
 from tfscale.recompute import BudgetError, PhasedPlan
 
-pytestmark = pytest.mark.ci
-
 SEVERAL = {"gan": phases.Gan, "wgan-gp": phases.WassersteinGan}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "replicas"),
     [
@@ -32,7 +31,7 @@ def test_gans_train_the_same(name, replicas):
     assert len(plan.phases) == {"gan": 2, "wgan-gp": 3}[name]
 
 
-@pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("batch", [8, pytest.param(7, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "kind",
@@ -68,6 +67,7 @@ def test_a_gradient_that_computes_a_layer_again_is_refused():
         model.fit(np.ones((4, 4)), np.ones((4, 1)), callbacks=[Recompute(segments="sqrt")])
 
 
+@pytest.mark.slow
 def test_a_budget_holds_for_all_phases(tmp_path, capsys):
     with pytest.raises(BudgetError) as refusal:
         train(phases.Gan, Recompute(budget=1, seconds=1))

@@ -8,13 +8,12 @@ import pytest
 
 from tests import warm
 
-pytestmark = pytest.mark.ci
-
 WORKER = Path(__file__).parent / "workers" / "train.py"
 ROOT = Path(__file__).parents[2]
 SECONDS = 600  # on the busiest machine
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 @pytest.mark.parametrize(
     ("workers", "devices"),

@@ -304,6 +304,7 @@ def test_the_refusal_and_the_plan_say_the_same_of_a_plain_step():
     assert f"of {taken} (" in plan.summary()
 
 
+@pytest.mark.slow
 def test_a_refusal_asks_for_a_budget_that_does_not_take_several_times_as_long():
     step = chain(40)
     with pytest.raises(BudgetError) as refusal:

@@ -38,7 +38,7 @@ def aspects(row):
     return [layout, *([name] if name in DELICATE else [])]
 
 
-@pytest.mark.slow
+@pytest.mark.one_in(3)
 @pytest.mark.timeout(2 * SECONDS + 60)
 @pytest.mark.parametrize(("layout", "case"), params(rows(), aspects, cost))
 def test_replicas_train_as_one_device(trained, layout, case):
@@ -50,7 +50,6 @@ def test_replicas_train_as_one_device(trained, layout, case):
     )
 
 
-@pytest.mark.slow
 def test_workers_end_without_a_word():
     with start("end.py", "2x1", STRATEGY=TENSORFLOW, CASES="") as group:
         outputs = group.wait(SECONDS)
@@ -60,7 +59,7 @@ def test_workers_end_without_a_word():
         assert "ignored in" not in output
 
 
-@pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", ["kill", "raise", "stop"])
 def test_workers_hear_who_has_failed(way):

@@ -74,6 +74,7 @@ def uninterrupted(strategy, tmp_path_factory):
     return train(strategy, tmp_path_factory.mktemp("backup") / "whole")[0]
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_ends_as_one_that_was_not(tmp_path):
     """Train on two devices, with a wire whose residuals come later."""
     strategy = ScaleStrategy("ring", wire="ternary", devices=["CPU:0", "CPU:1"])

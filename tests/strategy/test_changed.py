@@ -133,6 +133,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("step", "shard"),
     [
@@ -294,6 +295,7 @@ def looped(step, strategy=None, passes_function=False):
 LOOPS = [loop_clips, loop_decays, loop_has_no_optimizer, loop_clips_microbatches]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("step", "shard", "passes_function"),
     [

@@ -21,7 +21,6 @@ from tests.strategy.groups import SECONDS, start
 from tfscale.bridge.installed import KERAS_2
 
 pytestmark = [
-    pytest.mark.ci,
     pytest.mark.usefixtures("float64"),
     pytest.mark.skipif(KERAS_2, reason="grids need Keras 3"),
     pytest.mark.timeout(SECONDS),
@@ -59,6 +58,7 @@ def on_one_device(program, optimizer="sgd", **more):
     return trained(made(None, getattr(images, program), optimizer), **more)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("program", "axis", "optimizer", "devices", "tensor"),
     [
@@ -85,6 +85,7 @@ def test_slices_train_as_one_device(program, axis, optimizer, devices, tensor):
     assert_copies_are_alike(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -119,6 +120,7 @@ def test_eager_steps():
     assert_near(trained(model, **own), on_one_device("residual", **own))
 
 
+@pytest.mark.slow
 def test_several_steps_at_once():
     """Each call of Keras's function makes three steps, in a loop."""
     expected = trained(made(None, images.plain, steps_per_execution=3))
@@ -133,6 +135,7 @@ def test_mixed_precision_trains():
     assert_near(trained(made(cut(), images.residual), epochs=1), expected, 0.05)
 
 
+@pytest.mark.slow
 def test_a_step_of_a_users_own():
     def result(strategy):
         model = made(strategy, images.OwnStep, loss=None, metrics=None)
@@ -163,6 +166,7 @@ def test_gradients_by_inputs_are_whole():
     assert_near(trained(made(cut(), build)), trained(made(None, build)))
 
 
+@pytest.mark.slow
 def test_files_are_those_of_one_device(tmp_path):
     model = made(cut(), images.residual)
     x, y = data(model, 16)
@@ -205,10 +209,10 @@ def test_halos_alone_travel():
 # ---------------------------------------------------------------------- processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "optimizer"), [("residual", "adam"), pytest.param("unet", "sgd", marks=full)]
 )
-@pytest.mark.slow
 def test_slices_of_processes_train_as_on_one_device(tmp_path, program, optimizer):
     expected = on_one_device(program, optimizer)
     path = tmp_path / "model.keras"
@@ -222,7 +226,6 @@ def test_slices_of_processes_train_as_on_one_device(tmp_path, program, optimizer
     assert_near(found, expected[: len(found)])
 
 
-@pytest.mark.slow
 def test_a_worker_that_was_killed_with_its_slices_is_named():
     with start("domain.py", "2x1", VICTIM="1", DEADLINE=str(PATIENCE)) as group:
         end = time.monotonic() + 300

@@ -10,7 +10,7 @@ from tests.strategy.groups import SECONDS, trained_once
 from tests.strategy.restless import make_restless
 from tests.strategy.twins import two
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
+pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
 
 SHARES = {"three to one": [3, 1], "hardly any": [1000, 1], "measured": "auto"}
 QUICK = {"single_batches", "one_row_each", "windows"}
@@ -32,6 +32,7 @@ def programs_of_devices():
             yield pytest.param(shares, name, marks=[] if quick else pytest.mark.full)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("shares", "name"), list(programs_of_devices()))
 def test_two_devices(monkeypatch, name, shares):
     make_restless(monkeypatch.setattr)
@@ -50,6 +51,7 @@ def programs_of_workers():
             yield pytest.param(strategy, "2x1", name, marks=marks)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("strategy", "layout", "case"), list(programs_of_workers()))
 def test_two_processes(trained, strategy, layout, case):
     for record in trained(strategy, layout)[case]:

@@ -17,7 +17,7 @@ from tests.strategy.compare import check, differences, unequal
 from tests.strategy.groups import SECONDS, judge, take, trained_once
 from tests.strategy.models import EPOCHS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
+pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
 
 
 train = functools.partial(take, "exact.py")
@@ -28,6 +28,7 @@ def trained(request):
     return trained_once(request, "exact.py", BY_NAME, (*LAYOUTS, "none"))
 
 
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize(("layout", "case"), params(rows(), aspects, cost))
 def test_replicas_train_as_one_device(trained, layout, case, record_property):
     (expected,) = trained("none", "1x1")[case]

@@ -23,7 +23,6 @@ from tfscale.bridge.installed import KERAS_2
 from tfscale.strategy.placed import Placed
 
 pytestmark = [
-    pytest.mark.ci,
     pytest.mark.usefixtures("float64"),
     pytest.mark.skipif(KERAS_2, reason="Experts needs Keras 3"),
     pytest.mark.timeout(SECONDS),
@@ -62,6 +61,7 @@ def on_one_device(program, optimizer="sgd", **more):
 full = pytest.mark.full
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "optimizer", "devices", "shares"),
     [
@@ -104,6 +104,7 @@ def test_a_replica_without_rows_computes_its_share(kind, program):
     assert_near(trained(model, **own), on_one_device(program, **own))
 
 
+@pytest.mark.slow
 def test_a_replica_whose_tokens_are_all_masked_computes_its_share():
     def result(strategy):
         model = made(strategy, experts.Language)
@@ -121,12 +122,14 @@ def test_eager_steps():
     assert_near(trained(model, epochs=1), expected)
 
 
+@pytest.mark.slow
 def test_several_steps_at_once():
     """Each call of Keras's function makes three steps; the last call has one only."""
     expected = trained(made(None, perceptron, steps_per_execution=3), epochs=2)
     assert_near(trained(made(shared(), perceptron, steps_per_execution=3), epochs=2), expected)
 
 
+@pytest.mark.slow
 def test_mixed_precision_trains():
     """Replicas are about as far from float32 as one device is, in weights and in slots."""
     keras.config.set_floatx("float32")
@@ -146,6 +149,7 @@ def test_mixed_precision_trains():
     assert model.get_layer("experts").up.dtype == "float32"
 
 
+@pytest.mark.slow
 def test_layers_with_lora_train_beside_experts():
     def adapted():
         model = perceptron()
@@ -157,6 +161,7 @@ def test_layers_with_lora_train_beside_experts():
     assert_near(trained(made(shared(), adapted), epochs=1), expected, 1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "program"),
     [("slices", "capped"), ("stages", "perceptron"), ("TensorFlow", "twice")],
@@ -206,6 +211,7 @@ def test_a_layer_with_a_call_of_its_own_reads_whole_weights():
 # ---------------------------------------------------------------------- processes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "program", "optimizer"),
     [
@@ -214,7 +220,6 @@ def test_a_layer_with_a_call_of_its_own_reads_whole_weights():
         pytest.param("2x2", "capped", "sgd", marks=full),
     ],
 )
-@pytest.mark.slow
 def test_experts_of_processes_train_as_on_one_device(tmp_path, layout, program, optimizer):
     expected = on_one_device(program, optimizer)
     path = tmp_path / "model.keras"
@@ -233,7 +238,6 @@ def test_experts_of_processes_train_as_on_one_device(tmp_path, layout, program, 
         assert_near(found, on_one_device(program, optimizer)[: len(found)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_a_worker_that_was_killed_with_its_experts_is_named(victim):
     with start("mixture.py", "2x1", VICTIM=str(victim), DEADLINE=str(PATIENCE)) as group:
@@ -255,6 +259,7 @@ def event(output):
 # ------------------------------------------------------------ who holds what, files, bytes
 
 
+@pytest.mark.slow
 def test_replicas_hold_their_shares_and_files_are_those_of_one_device(tmp_path):
     strategy = shared(4)
     model = made(strategy, perceptron, "adam")

@@ -11,7 +11,7 @@ from helpers import PATIENCE
 
 from tests.strategy.groups import start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 SECONDS = 300
 
 
@@ -48,6 +48,7 @@ def error(output):
     return float(found[1]), found[2], found[3]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("way", "victim", "workers"),
     [
@@ -131,6 +132,7 @@ def test_an_exception_between_exchanges_is_told_to_the_others():
     assert error(outputs[1])[1:] == ("KeyError", "'no such row'")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("way", "how", "settings"),
     [

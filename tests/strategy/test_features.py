@@ -7,7 +7,7 @@ import pytest
 from tests.strategy.features import CHECKS
 from tests.strategy.groups import SECONDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 60)]
+pytestmark = pytest.mark.timeout(SECONDS + 60)
 
 
 # What takes longest, `make test` does in one layout, or leaves to `make test-all`.
@@ -42,6 +42,7 @@ def rows():
         yield pytest.param(*row, marks=[pytest.mark.full] if row in SELDOM else [])
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(("layout", "case"), list(rows()))
 def test_keras_does_what_it_does_on_one_device(passes, layout, case):
     passes(layout, case)

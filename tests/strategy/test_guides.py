@@ -12,7 +12,7 @@ from tests.strategy.groups import SECONDS
 from tests.strategy.guides import PROGRAMS, classifier, fit, numbers, result
 from tfscale.parallel import deal
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS)]
+pytestmark = pytest.mark.timeout(SECONDS)
 
 RULES = {r"\bup\b": "columns", r"\bdown\b": "rows"}  # "group_normalization" has an "up", too
 GRIDS = {
@@ -52,6 +52,7 @@ QUICK = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("grid", "name"),
     [
@@ -65,6 +66,7 @@ def test_a_program_of_a_guide_trains_in_a_grid(monkeypatch, grid, name):
     compare(on_one_device(name), result(strategy_of(grid), name))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("grid", ["stages", "slices", "parts", "stages of slices"])
 def test_outside_of_the_scope_a_model_is_whole_and_is_not_exported(monkeypatch, tmp_path, grid):
     monkeypatch.setattr(deal, "SMALL", 1)

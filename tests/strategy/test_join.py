@@ -39,7 +39,6 @@ def refusals(output):
     return {case: (float(seconds), message) for case, seconds, message in found}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "field", "values"),
     [
@@ -59,7 +58,6 @@ def test_another_start(case, field, values):
         assert "Start all workers with the same packages, devices and arguments" in message
 
 
-@pytest.mark.slow
 def test_another_model():
     for output in run([*MODELS, *ACCEPTED]):
         found = refusals(output)

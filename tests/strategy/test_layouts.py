@@ -13,8 +13,6 @@ from tfscale.bridge.installed import KERAS_2
 
 pytestmark = [
     pytest.mark.skipif(KERAS_2, reason="grids need Keras 3"),
-    pytest.mark.slow,
-    pytest.mark.ci,
     pytest.mark.timeout(2 * SECONDS + 60),
 ]
 

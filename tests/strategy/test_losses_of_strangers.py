@@ -246,6 +246,7 @@ LIKE_ANOTHER = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("term", some(sorted(TERMS.keys() - BY_REPLICA.keys()), LIKE_ANOTHER))
 def test_each_term_goes_by_what_it_divides_by(term, caplog):
     check(lambda: Tagger(TERMS[term], 1))
@@ -360,6 +361,7 @@ class Decorated(Tagger):
         return Tagger.train_step(self, data)
 
 
+@pytest.mark.one_in(2)
 @grid(
     "kind, term",
     [Function, Decorated],
@@ -425,6 +427,7 @@ ADDED = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("added", ADDED)
 def test_what_a_layer_adds(added):
     def build():
@@ -556,6 +559,7 @@ def test_a_metric_function_that_gives_one_number():
     check_twins(plain(metrics=[mean_number]), with_validation)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("key", ["seen", "another"])
 def test_a_compute_metrics_that_adds_keys(key):
     def build():

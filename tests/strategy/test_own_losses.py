@@ -109,6 +109,7 @@ def warnings(caplog):
     return lambda: [r.getMessage() for r in caplog.records if "own_losses" in r.getMessage()]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("compute", "said"),
     [

@@ -35,7 +35,7 @@ from tests.strategy.pipelines import (
 from tfscale.parallel.pipeline import Call, Pipeline, balanced_stages, crossing, named_stages
 from tfscale.plan import pipelines
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(SECONDS)]
+pytestmark = pytest.mark.timeout(SECONDS)
 
 layers = keras.layers
 full = pytest.mark.full
@@ -65,6 +65,7 @@ def on_one_device(build, optimizer):
     return trained(None, build, OPTIMIZERS[optimizer])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("build", "optimizer", "stages", "settings"),
     [
@@ -103,6 +104,7 @@ def test_stages_train_as_one_device(build, optimizer, stages, settings):
     assert_near(found, expected)
 
 
+@pytest.mark.slow
 def test_statistics_and_random_numbers_are_those_of_microbatches():
     """Float64 shows a difference that rounding would hide."""
     with doubles():
@@ -112,6 +114,7 @@ def test_statistics_and_random_numbers_are_those_of_microbatches():
     assert_near(found, expected, 1e-12)
 
 
+@pytest.mark.slow
 def test_weights_that_a_layer_gets_later_train_in_its_stage():
     def tuned(strategy):
         model, _ = trained(strategy, perceptron, OPTIMIZERS["sgd"], epochs=1)
@@ -127,6 +130,7 @@ def test_weights_that_a_layer_gets_later_train_in_its_stage():
     assert_near(tuned(pipelined(2)), expected)
 
 
+@pytest.mark.slow
 def test_weights_that_were_frozen_when_the_model_was_cut_train_later():
     def thawed(strategy):
         keras.utils.set_random_seed(1)
@@ -142,6 +146,7 @@ def test_weights_that_were_frozen_when_the_model_was_cut_train_later():
     assert_near(thawed(pipelined(2)), thawed(None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["1f1b", pytest.param("zero_bubble", marks=pytest.mark.full)])
 def test_models_that_share_layers(order):
     """Transfer learning: a model trains, then one on top of it, then a part of both predicts."""
@@ -217,6 +222,7 @@ def adding(kind=Adds):
     return keras.Model(start, layers.Dense(3, name="last")(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # 48: TensorFlow knows the number of rows of a batch
     ("rows", "cut"),
     [
@@ -243,6 +249,7 @@ class Counts(layers.Layer):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -283,6 +290,7 @@ def test_metrics_of_layers_count_in_each_stage(settings):
         assert_near(seen(strategy), seen(tf.distribute.get_strategy()), 1e-12)
 
 
+@pytest.mark.slow
 def test_experts_in_each_stage_take_microbatches():
     """Experts compute rows in an order of their own, and give the loss as many as they got."""
 
@@ -319,6 +327,7 @@ def policy(name):
         keras.config.set_dtype_policy(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "microbatches"),
     [
@@ -341,6 +350,7 @@ def test_mixed_precision(name, microbatches):
     assert_near(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "settings"),
     [
@@ -356,6 +366,7 @@ def test_stages_times_data(build, settings):
     assert_near(found | {"logs": expected["logs"]}, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "optimizer"),
     [
@@ -465,6 +476,7 @@ def test_a_strategy_does_not_keep_its_models_alive():
 SHARDED = {"stages": 2, "devices": 4, "shard": "optimizer"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "other"),
     [

@@ -7,7 +7,7 @@ import pytest
 from tests.strategy.groups import SECONDS
 from tests.strategy.randomness import CHECKS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 60)]
+pytestmark = pytest.mark.timeout(SECONDS + 60)
 
 
 # `make test` compares masks where there are most replicas, and goes by seeds in each process.
@@ -21,6 +21,7 @@ def rows():
         yield pytest.param(*row, marks=[] if row in QUICK else [pytest.mark.full])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("layout", "case"), list(rows()))
 def test_random_layers(passes, layout, case):
     passes(layout, case)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.strategy.groups import finish, start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1300)]
+pytestmark = pytest.mark.timeout(1300)
 SECONDS = 200
 STEPS = 4  # in an epoch
 
@@ -64,6 +64,7 @@ def test_a_job_goes_on_from_its_backup_with_any_number_of_workers(run, tmp_path,
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [

@@ -127,6 +127,7 @@ def folder(tmp_path_factory):
 QUICK = {("copies", "two optimizers"), ("parts", "unbuilt, by a loop")}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("settings", "program"),
     [

@@ -20,7 +20,7 @@ from tests.strategy.groups import SECONDS, judge, take, trained_once
 from tfscale.optimizers import LAMB, LARS, AdaHessian
 from tfscale.strategy.placed import Placed
 
-pytestmark = [pytest.mark.slow, pytest.mark.ci, pytest.mark.timeout(2 * SECONDS + 60)]
+pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
 
 # ------------------------------------------------------------------- the table's cases
 
@@ -47,6 +47,7 @@ def trained(request):
     return trained_once(request, "exact.py", BY_NAME, ("1x2", "1x4", "2x1", "2x2"))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("layout", "case"), list(pairs()))
 def test_parts_train_as_one_device(trained, layout, case):
     (expected,) = trained("none", "1x1")[case]
@@ -152,6 +153,7 @@ def sharded(devices=2, **settings):
     return tfscale.ScaleStrategy("ring", devices=names, shard="optimizer", **settings)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MADE)
 def test_optimizers_update_parts_as_one_device(name):
     if name == "several" and not hasattr(optimizers, "MultiOptimizer"):
@@ -252,6 +254,7 @@ def test_a_lossy_wire_keeps_what_it_loses():
 # ------------------------------------------------------------------------------- files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(  # Keras saves no exclusions
     "name", ["adafactor", pytest.param("nadam, clipvalue", marks=pytest.mark.full)]
 )
@@ -315,6 +318,7 @@ class Stop(keras.callbacks.Callback):
             raise InterruptedError
 
 
+@pytest.mark.slow
 def test_a_backup_continues_with_another_number_of_replicas(tmp_path):
     def backed_up(strategy, *others):
         model = made(strategy, MADE["adamw, exclusions"])
@@ -430,6 +434,7 @@ def test_what_does_not_go_together_is_refused(settings, said):
         tfscale.ScaleStrategy(**{"shard": "optimizer", "devices": devices, **settings})
 
 
+@pytest.mark.slow
 def test_adahessian_measures_on_parts():
     def trained(strategy):
         model = made(strategy, lambda: AdaHessian(0.05, epsilon=0.1))

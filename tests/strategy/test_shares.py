@@ -132,7 +132,7 @@ def trained(request):
     return trained_once(request, "exact.py", BY_NAME, ("1x2", "2x1", "2x2"))
 
 
-@pytest.mark.slow
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("strategy", "layout", "case"), list(pairs()))
 def test_replicas_with_shares_train_as_one_device(trained, strategy, layout, case):
     (expected,) = trained("none", "1x1")[case]
@@ -148,6 +148,7 @@ def restless(monkeypatch):
     make_restless(monkeypatch.setattr)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shares", [[3, 1], "auto"])
 def test_replicas_with_late_sums_may_have_shares(restless, shares):
     """Gradients are weighted by rows, so shares do not change them."""
@@ -203,6 +204,7 @@ def loop(strategy, how):
     return model.get_weights()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["function", "microbatches", "function of a replica", "eager"])
 def test_loops_of_users_measure_shares(restless, how):
     expected = loop(tf.distribute.get_strategy(), how)
@@ -280,7 +282,7 @@ def test_processes_that_are_stopped_in_each_period_find_shares_and_keep_them(quo
     assert changes < 20 and reached > 0.8, (changes, reached, weights)
 
 
-@pytest.mark.slow
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "case",
     [

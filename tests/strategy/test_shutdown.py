@@ -108,7 +108,6 @@ finally:
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "told"),
     [

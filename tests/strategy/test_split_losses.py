@@ -165,6 +165,7 @@ CASES = {
 _TIED = ("tied", "untied")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("case", "devices", "tensor"),
     [

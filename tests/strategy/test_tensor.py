@@ -154,6 +154,7 @@ def assert_near(found, expected, tolerance=1e-12):
         np.testing.assert_allclose(one, other, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program, optimizer, devices, tensor",
     [
@@ -370,6 +371,7 @@ def test_replicas_hold_what_the_table_says(tmp_path):
     assert all(isinstance(v.value, Placed) for v in slots if "up_kernel" in v.path)
 
 
+@pytest.mark.slow
 def test_files_are_those_of_one_device(tmp_path):
     model = made(grid(FUNCTIONAL), functional)
     trained(model, 1)

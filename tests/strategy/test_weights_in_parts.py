@@ -18,7 +18,7 @@ from tests.strategy.cases import BY_NAME
 from tests.strategy.compare import check
 from tests.strategy.groups import SECONDS, judge, take, trained_once
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
+pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
 
 QUICK = {
     ("all", "1x2"): (
@@ -55,6 +55,7 @@ def trained(request):
     return trained_once(request, "exact.py", BY_NAME, ("1x2", "1x4", "2x1", "2x2"))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("strategy", "layout", "case"), list(pairs()))
 def test_weights_in_parts_train_as_one_device(trained, strategy, layout, case):
     (expected,) = trained("none", "1x1")[case]

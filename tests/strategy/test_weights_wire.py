@@ -22,7 +22,7 @@ from tests.strategy.groups import SECONDS, chosen, judge, take
 from tfscale.optimizers import LAMB
 from tfscale.strategy.rounded import Rounded
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * SECONDS + 60)]
+pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
 
 DRAW = np.random.default_rng(0)
 X = DRAW.standard_normal((90, 40)).astype("f4")
@@ -123,6 +123,7 @@ CASES = {
 QUICK = ("adamw", "averages")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.full) for n in CASES]
 )
@@ -159,6 +160,7 @@ def test_weights_that_bfloat16_represents_arrive_as_they_are():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_files_and_assignments_are_exact(tmp_path):
     model = fit(made(strategy(3), Adam))
     kernel, predicted = model.layers[1].kernel, model.predict(X, verbose=0)
@@ -302,6 +304,7 @@ def pairs():
                 yield pytest.param(layout, name, marks=[] if quick else pytest.mark.full)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("layout", "case"), list(pairs()))
 def test_workers_train_as_devices_of_a_process(trained, layout, case):
     (expected,) = trained(WORKERS[layout], layout)[case]

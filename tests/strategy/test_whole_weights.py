@@ -5,7 +5,6 @@ import time
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import tfscale
@@ -129,7 +128,6 @@ def trained(strategy):
     return [np.array(v.numpy()) for v in model.weights]
 
 
-@pytest.mark.slow
 def test_weights_are_gathered_again_for_each_backward_pass():
     strategy = tfscale.ScaleStrategy("ring", devices=["CPU:0", "CPU:1"], shard="all")
     for one, whole in zip(trained(strategy), trained(None), strict=True):

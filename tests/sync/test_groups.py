@@ -11,7 +11,7 @@ from tests.sync.groups import CHECKS, STREAMS
 from tfscale import ScaleStrategy, compression, sync
 from tfscale.collectives import ring
 
-pytestmark = [pytest.mark.ci, pytest.mark.timeout(SECONDS + 60)]
+pytestmark = pytest.mark.timeout(SECONDS + 60)
 WORKER = Path(__file__).parent / "workers" / "groups.py"
 
 
@@ -34,13 +34,13 @@ SELDOM |= {"silence of local SGD", "silence of a centre"}
 SELDOM |= {f"sent_otherwise by {way}" for way in ("int4", "bf16", "TopK")}
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("case", sample(CHECKS, SELDOM))
 def test_four_devices(case, tmp_path):
     keras.utils.set_random_seed(1)
     CHECKS[case](make, tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize("case", CHECKS)
 @pytest.mark.parametrize("layout", ["2x2"])

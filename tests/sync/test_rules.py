@@ -40,6 +40,7 @@ def make(devices, sync, **settings):
     return ScaleStrategy("ring", None, names, sync=sync, **settings)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("case", sample(CHECKS, SELDOM | PROCESSES - BOTH))
 def test_two_devices(case, tmp_path):
     keras.utils.set_random_seed(1)
@@ -51,6 +52,7 @@ def test_four_devices(case, tmp_path):
     CHECKS[case](functools.partial(make, 4), tmp_path)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("readers", [1, pytest.param(2, marks=pytest.mark.full), 3])
 def test_a_centre_is_read_by_another_number_of_replicas(readers, tmp_path):
     """Though shards have other sizes then; 1: no strategy."""
@@ -131,14 +133,13 @@ def test_too_few_values_are_refused():
         fit(regression(make(2, TooFew())))
 
 
-@pytest.mark.slow
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", sample(CHECKS, CHECKS.keys() - PROCESSES))
 @pytest.mark.parametrize("layout", ["2x1"])
 def test_two_processes(passes, layout, case):
     passes(layout, case)
 
 
-@pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.parametrize("case", CHECKS)
 @pytest.mark.parametrize("layout", ["2x2"])

@@ -27,13 +27,14 @@ def make(devices, sync, **settings):
     return ScaleStrategy("ring", devices=names, sync=sync, **settings)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", sample(ALONE, SELDOM | PROCESSES - BOTH))
 def test_two_devices(case, tmp_path):
     keras.utils.set_random_seed(1)
     CHECKS[case](functools.partial(make, 2), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", sample(CHECKS, CHECKS.keys() - PROCESSES))
 @pytest.mark.parametrize("layout", ["2x1"])
 def test_two_processes(passes, layout, case):
