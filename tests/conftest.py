@@ -54,24 +54,33 @@ def drawn(test, cases, one_in):
     return set(random.Random(test).sample(cases, -(-len(cases) // one_in)))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(config, items):
-    """Before marks deselect, those cases that ``one_in`` does not draw become slow; after that
-    ``--one-in`` draws from what marks have left.
-    """
+def slow_cases(items):
+    """The cases that the mark ``one_in`` of their test does not draw."""
     for test, cases in cases_of_tests(items):
         cases = [case for case in cases if not case.get_closest_marker("full")]
-        if cases and (mark := cases[0].get_closest_marker("one_in")):
-            for case in set(cases) - drawn(test, cases, *mark.args):
-                case.add_marker("slow")
+        mark = cases[0].get_closest_marker("one_in") if cases else None
+        yield from set(cases) - drawn(test, cases, *mark.args) if mark else ()
+
+
+def taken(items, one_in, whole):
+    """Of each test the cases that ``--one-in`` draws, and all those in the file ``whole``."""
+    found = set()
+    for test, cases in cases_of_tests(items):
+        is_whole = whole and test.startswith(f"{whole}::")
+        found.update(cases if is_whole else drawn(test, cases, one_in))
+    return found
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Mark cases before marks deselect some, and draw from what marks have left."""
+    for case in slow_cases(items):
+        case.add_marker("slow")
     result = yield
     if one_in := config.getoption("--one-in"):
-        whole, taken = config.getoption("--all-of"), set()
-        for test, cases in cases_of_tests(items):
-            is_whole = whole and test.startswith(f"{whole}::")
-            taken.update(cases if is_whole else drawn(test, cases, one_in))
-        config.hook.pytest_deselected(items=[item for item in items if item not in taken])
-        items[:] = [item for item in items if item in taken]
+        left = taken(items, one_in, config.getoption("--all-of"))
+        config.hook.pytest_deselected(items=[item for item in items if item not in left])
+        items[:] = [item for item in items if item in left]
     return result
 
 

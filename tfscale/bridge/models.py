@@ -155,11 +155,6 @@ def takes_mask_off(operation: Any, symbol: Any) -> bool:
     return is_attention and operation.compute_dtype == symbol.dtype  # else it gets another tensor
 
 
-def operation_of(symbol: Any) -> Any:
-    """Return the layer or operation that makes a symbolic tensor."""
-    return symbol._keras_history.operation
-
-
 def weights_of(operation: Any) -> list[Any]:
     """Return all variables of a layer; none of an operation without weights."""
     return list(operation.variables) if isinstance(operation, keras.layers.Layer) else []

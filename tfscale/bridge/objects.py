@@ -205,6 +205,14 @@ def operations_of(model: Any) -> list[Any]:
     return list(getattr(model, "operations", []) or [])
 
 
+def with_operations(layers: Sequence[Layer]) -> list[Any]:
+    """Return layers, and the operations of the functional models among them, each once."""
+    found = {id(each): each for each in layers}
+    for layer in layers:
+        found |= {id(each): each for each in operations_of(layer)}
+    return list(found.values())
+
+
 def parents_of(operation: Any) -> list[Any]:
     """Return the operations whose results an operation reads, in all of its calls."""
     return [parent.operation for node in operation._inbound_nodes for parent in node.parent_nodes]

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from tfscale.bridge import hooks, spatial
 from tfscale.bridge.layers import activation_is_elementwise, calls_stock_code
-from tfscale.bridge.objects import operations_of
+from tfscale.bridge.objects import with_operations
 from tfscale.bridge.protocols import Layer
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.team import Team
@@ -72,7 +72,7 @@ class SpreadLayers:
             return
         arrays = SpreadArrays(self._team)
         with contextlib.ExitStack() as stack:
-            for each in _operations(layers):
+            for each in with_operations(layers):
                 kind = spatial.kind_of(each)
                 if kind is not None and calls_stock_code(each):
                     call = functools.partial(self._call, arrays, kind)
@@ -143,14 +143,6 @@ def _without_number(scope: str, names: Collection[str]) -> str:
     """Return the name of a layer from a scope, to which TensorFlow may have added a number."""
     found = re.sub(r"_\d+$", "", scope)
     return found if scope not in names and found in names else scope
-
-
-def _operations(layers: Sequence[Layer]) -> list[Any]:
-    """Return layers, and the operations of the functional models among them, each once."""
-    found = {id(each): each for each in layers}
-    for layer in layers:
-        found |= {id(each): each for each in operations_of(layer)}
-    return list(found.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -410,8 +402,11 @@ def _mean(here: _Here, axis: int) -> tf.Tensor:
     if here.args[1:] or here.kwargs.get("mask") is not None:
         raise _Whole("it gets a mask")
     number = math.prod(here.sizes(axes))
-    own = tf.reduce_sum(spread.part, axes, keepdims=here.layer.keepdims)
-    return summed(here.team, own / number, f"mean of {here.layer.name}")
+    part = spread.part
+    precise = part if part.dtype == tf.float64 else tf.cast(part, tf.float32)
+    own = tf.reduce_sum(precise, axes, keepdims=here.layer.keepdims)
+    mean = summed(here.team, own / number, f"mean of {here.layer.name}")
+    return tf.cast(mean, part.dtype)
 
 
 # ----------------------------------------------------------------- sizes that stay

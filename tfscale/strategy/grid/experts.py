@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -30,13 +30,8 @@ class SharedExperts:
         self._team = team
 
     @contextlib.contextmanager
-    def computing(self, layers: Sequence[Layer], shown: Collection[Any] = ()) -> Iterator[None]:
-        """Make these layers compute with their shares, on replicas, within this context.
-
-        Args:
-            layers: the layers.
-            shown: has no meaning here: layers of experts give whole results.
-        """
+    def computing(self, layers: Sequence[Layer]) -> Iterator[None]:
+        """Make these layers compute with their shares, on replicas, within this context."""
         with contextlib.ExitStack() as stack:
             for layer in layers:
                 # A call of the user's own reads whole weights.

@@ -1,10 +1,10 @@
 """Layers that compute with slices of their weights, while a step of a grid is traced.
 
-A layer that is cut along the last axis of its output (*columns*) needs no communication, if the
-layers behind it take slices; else its output is gathered. A layer that is cut along the axis that
-it sums over (*rows*) computes a part of a sum, which the team adds up. So a pair of both sends one
-sum in the forward pass and one in the backward pass. Attention is cut by heads: its projections are
-columns, and its output projection is rows.
+A layer that is cut along the last axis of its output (*columns*) needs no communication, if all
+that reads its output takes slices; else the output is gathered. A layer that is cut along the axis
+that it sums over (*rows*) computes a part of a sum, which the team adds up. So a pair of both sends
+one sum in the forward pass and one in the backward pass. Attention is cut by heads: its projections
+are columns, and its output projection is rows.
 
 A layer with code of its own, or with more weights, is left as it is: it reads whole weights.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -24,16 +24,16 @@ from tfscale.bridge.layers import (
     activation_is_elementwise,
     axes_of_rows,
     axis_of_input,
+    axis_of_scores,
     calls_stock_code,
     channels_can_be_cut,
     dropout_of,
+    is_elementwise,
     output_projection_of,
-    outputs_of,
     product,
     projections_of,
-    region_until,
 )
-from tfscale.bridge.objects import native, with_mask
+from tfscale.bridge.objects import native, with_mask, with_operations
 from tfscale.bridge.protocols import Layer
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.parallel.rules import COLUMNS, HEADS, ROWS, WEIGHTS
@@ -85,20 +85,18 @@ class SplitLayers:
         self._team = slicing.team
 
     @contextlib.contextmanager
-    def computing(self, layers: Sequence[Layer], shown: Collection[Any] = ()) -> Iterator[None]:
-        """Make these layers compute with their slices, on replicas, within this context.
-
-        Args:
-            layers: the layers.
-            shown: operations whose whole results others than the next layers need.
-        """
+    def computing(self, layers: Sequence[Layer]) -> Iterator[None]:
+        """Make these layers compute with their slices, on replicas, within this context."""
         kinds = {layer: kind for layer in layers if (kind := self._kind(layer)) is not None}
-        outputs, arrays = {*outputs_of(layers), *shown}, SpreadArrays(self._team)
+        arrays = SpreadArrays(self._team)
         with contextlib.ExitStack() as stack:
             stack.enter_context(losses.taking_slices(arrays, self._team))
             for layer, kind in kinds.items():
-                for hook in self._hooks(layer, kind, kinds, outputs, arrays):
+                for hook in self._hooks(layer, kind, arrays):
                     stack.enter_context(hook)
+            if COLUMNS in kinds.values():
+                for each in filter(is_elementwise, with_operations(layers)):
+                    stack.enter_context(self._on(each, self._elementwise, arrays=arrays))
             yield
         arrays.gather_used()
 
@@ -108,41 +106,30 @@ class SplitLayers:
             return None
         if kind != HEADS:
             return kind
-        inner = [*projections_of(layer), output_projection_of(layer)]
+        projections = projections_of(layer)
+        if any(each.activity_regularizer is not None for each in projections):
+            return None  # it takes whole outputs
+        inner = [*projections, output_projection_of(layer)]
         return kind if all(map(calls_stock_code, inner)) else None
 
     def _hooks(
-        self,
-        layer: Layer,
-        kind: str,
-        kinds: dict[Layer, str],
-        outputs: set[Any],
-        arrays: SpreadArrays,
+        self, layer: Layer, kind: str, arrays: SpreadArrays
     ) -> Iterator[contextlib.AbstractContextManager[Any]]:
         if kind == COLUMNS:
-            region = None
-            if activation_is_elementwise(layer):
-                region = region_until(layer, lambda after: kinds.get(after) == ROWS, outputs)
-            shown = None if region is not None else arrays
-            yield self._on(layer, self._columns, shown_in=shown)
-            for between in region or ():
-                yield from self._differing_seeds(between)
+            yield self._on(layer, self._columns, shown_in=arrays)
         elif kind == ROWS:
-            yield from self._rows_hooks(layer, axes_of_rows(layer)["kernel"])
+            axis = axes_of_rows(layer)["kernel"]
+            yield self._on(layer, self._rows, cut_along=axis, arrays=arrays)
         elif kind == HEADS:
             for projection in projections_of(layer):
                 yield self._on(projection, self._columns, shown_in=None)
-            yield from self._rows_hooks(output_projection_of(layer), _AXIS_OF_HEADS)
+            output = output_projection_of(layer)
+            yield self._on(output, self._rows, cut_along=_AXIS_OF_HEADS, arrays=None)
+            yield hooks.INPUT_SPEC.showing(output, None)  # it names the size of the whole input
             yield self._on(layer, self._attention)
-            yield from self._differing_seeds(dropout_of(layer))
+            yield self._differing_seeds(dropout_of(layer))
         else:
             yield self._on(layer, self._vocabulary, shown_in=arrays)
-
-    def _rows_hooks(
-        self, layer: Layer, axis: int
-    ) -> Iterator[contextlib.AbstractContextManager[Any]]:
-        yield self._on(layer, self._rows, cut_along=axis)
-        yield hooks.INPUT_SPEC.showing(layer, None)  # it names the size of the whole input
 
     def _on(
         self, layer: Layer, replacement: Callable[..., Any], **more: Any
@@ -154,11 +141,11 @@ class SplitLayers:
 
         return hooks.SPLIT_CALL.on(layer, call)
 
-    def _differing_seeds(self, layer: Any) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    def _differing_seeds(self, layer: Any) -> contextlib.AbstractContextManager[Any]:
         """Make a layer draw different random numbers for each slice of its input."""
         generator = getattr(layer, "seed_generator", None)
         if generator is None:
-            return
+            return contextlib.nullcontext()
 
         def of_slice(draw: Callable[..., Any], generator: Any, *args: Any, **more: Any) -> Any:
             seed = draw(generator, *args, **more)
@@ -167,7 +154,7 @@ class SplitLayers:
             fold = self._slice() * _FOLD % (1 << 32)
             return seed + tf.cast(tf.constant([fold, 0], tf.int64), seed.dtype)
 
-        yield hooks.SEED_OF_SLICE.on(generator, of_slice)
+        return hooks.SEED_OF_SLICE.on(generator, of_slice)
 
     def _slice(self) -> int:
         return self._teams.slice(replica_id())
@@ -183,13 +170,35 @@ class SplitLayers:
         *,
         shown_in: SpreadArrays | None,
     ) -> Any:
-        """Return some units of a layer, or all of them where others than its rows need them."""
+        """Return a layer's units, of which this replica computes some.
+
+        Args:
+            layer: the layer.
+            inputs: its whole input.
+            training: has no meaning here.
+            shown_in: arrays of this step; None if the caller takes the slice.
+        """
         with seeing_parts():
             x = product(layer, inputs, tf.convert_to_tensor(layer.kernel))
             if layer.bias is not None:
                 # Keras reads shapes, and a variable has that of the whole bias.
                 x = keras.ops.add(x, tf.convert_to_tensor(layer.bias))
-        return _activated(layer, x if shown_in is None else self._shown(shown_in, x, layer.name))
+        if shown_in is None:
+            return _activated(layer, x)
+        if activation_is_elementwise(layer):
+            return self._shown(shown_in, _activated(layer, x), layer.name)
+        return _activated(layer, self._shown(shown_in, x, layer.name))
+
+    def _elementwise(
+        self, original: Any, layer: Any, *args: Any, arrays: SpreadArrays, **kwargs: Any
+    ) -> Any:
+        """Return what a layer computes by each index, of an array of which others have slices."""
+        spread = arrays.of(args[0]) if args and arrays.can_be_made else None
+        if spread is None:
+            return original(layer, *args, **kwargs)
+        with self._differing_seeds(layer):
+            part = original(layer, spread.part, *args[1:], **kwargs)
+        return arrays.shown(dataclasses.replace(spread, part=part), layer.name)
 
     def _shown(self, arrays: SpreadArrays, x: tf.Tensor, name: str) -> tf.Tensor:
         """Return the array of which ``x`` is a slice along the last axis.
@@ -205,13 +214,33 @@ class SplitLayers:
         return arrays.shown(Spread(x, axis, x.shape[axis] * self._team.size), name)
 
     def _rows(
-        self, _: Any, layer: Any, inputs: Any, training: Any = None, *, cut_along: int
+        self,
+        _: Any,
+        layer: Any,
+        inputs: Any,
+        training: Any = None,
+        *,
+        cut_along: int,
+        arrays: SpreadArrays | None,
     ) -> Any:
+        """Return the sum of what the replicas compute from their slices of a layer's input.
+
+        Args:
+            layer: the layer.
+            inputs: its whole input.
+            training: has no meaning here.
+            cut_along: the axis of the kernel that is cut.
+            arrays: arrays of this step; None if the input is this replica's slice.
+        """
         axis = axis_of_input(layer, cut_along)
         with seeing_parts():
             kernel = tf.convert_to_tensor(layer.kernel)
-        if inputs.shape[axis] != kernel.shape[cut_along]:
-            inputs = self._along(axis).part(inputs, self._slice())
+        if arrays is not None:
+            spread = arrays.of(inputs) if arrays.can_be_made else None
+            if spread is not None and spread.axis == inputs.shape.rank + axis:
+                inputs = spread.part
+            else:
+                inputs = self._along(axis).part(inputs, self._slice())
         x = summed(self._team, product(layer, inputs, kernel), f"rows of {layer.name}")
         return _activated(layer, x if layer.bias is None else keras.ops.add(x, layer.bias))
 
@@ -220,7 +249,8 @@ class SplitLayers:
         if not isinstance(found, tuple):
             return found
         output, scores = found
-        heads = whole_of(self._team, self._along(1), scores, f"scores of {layer.name}")
+        along = self._along(axis_of_scores(layer, scores.shape.rank))
+        heads = whole_of(self._team, along, scores, f"scores of {layer.name}")
         return output, heads
 
     def _vocabulary(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfscale.bridge.fit import ModelStep
@@ -177,18 +177,13 @@ class SplitWeights(Copies):
 
     @contextlib.contextmanager
     def computing(
-        self,
-        model: Any,
-        layers: Sequence[Layer],
-        shown: Collection[Any] = (),
-        in_turns: bool = False,
+        self, model: Any, layers: Sequence[Layer], in_turns: bool = False
     ) -> Iterator[None]:
         """See ``Copies``.
 
         Args:
             model: the model.
             layers: its layers.
-            shown: operations whose whole results others than the next layers need.
             in_turns: whether the model runs in a pipeline, whose tapes differentiate by tensors.
         """
         self._slicing.check(model)
@@ -197,7 +192,7 @@ class SplitWeights(Copies):
                 stack.enter_context(self._whole_gradients_by_tensors(not in_turns))
             stack.enter_context(reading_before_loops(layers))
             if self._layers is not None:
-                stack.enter_context(self._layers.computing(layers, shown))
+                stack.enter_context(self._layers.computing(layers))
             if self._spread is not None:
                 stack.enter_context(self._spread.computing([model, *layers]))
             yield

@@ -44,6 +44,20 @@ CUTS = {
     **{axis: convolutions(axis) for axis in AXES},
 }
 
+# How to find the axes of a layer's weights, by the kind of rule.
+_AXES_OF_PRODUCTS = {COLUMNS: axes_of_columns, ROWS: axes_of_rows}
+
+_NO_AXIS = {
+    COLUMNS: (
+        "tensor[{pattern!r}]={kind!r} matches {path}, whose layer computes {equation!r}: the last "
+        "axis of its output is no axis of its kernel. Make the pattern match fewer paths"
+    ),
+    ROWS: (
+        "tensor[{pattern!r}]={kind!r} matches {path}, whose layer computes {equation!r}: {kind!r} "
+        "needs a sum over exactly one axis of the kernel. Make the pattern match fewer paths, or "
+        "reshape the input, so that the axes that are summed become one"
+    ),
+}
 _NOT_CUT = (
     "tensor[{pattern!r}]={kind!r} matches {path}, a weight of a {layer}, and {kind!r} is for "
     "{known}. Make the pattern match fewer paths, or choose another way to cut"
@@ -268,6 +282,8 @@ class SlicesByRules(Slicing):
         if owner is None:
             known = " and ".join(CUTS[kind])
             raise CannotBeCut(_NOT_CUT.format(**words, layer=type(layer).__name__, known=known))
+        if kind in _AXES_OF_PRODUCTS and "kernel" not in _AXES_OF_PRODUCTS[kind](owner):
+            raise CannotBeCut(_NO_AXIS[kind].format(**words, equation=owner.equation))
         for other in owner.weights:
             if other is not weight and is_made(other) and _axis(owner, kind, other) is not None:
                 words |= {"earlier": path_of(other), "layer": path_of(owner)}
@@ -290,10 +306,8 @@ class SlicesByRules(Slicing):
 def _axis(layer: Layer, kind: str, weight: Any) -> int | None:
     """Return the axis along which a rule cuts a weight of a layer; None if it is whole."""
     axes = {"embeddings": 0, "reverse_embeddings": 1}
-    if kind == COLUMNS:
-        axes = axes_of_columns(layer)
-    elif kind == ROWS:
-        axes = axes_of_rows(layer)
+    if kind in _AXES_OF_PRODUCTS:
+        axes = _AXES_OF_PRODUCTS[kind](layer)
     elif kind == HEADS:
         axes = axis_of_heads(path_of(weight))
     elif kind in AXES:

@@ -16,7 +16,7 @@ from tfscale.bridge import hooks
 from tfscale.bridge.fit import JUDGING, TRAINING, ModelStep
 from tfscale.bridge.layers import variable_being_made
 from tfscale.bridge.losses import loss_of_batch
-from tfscale.bridge.models import has_own_steps, operation_of
+from tfscale.bridge.models import has_own_steps
 from tfscale.bridge.objects import loss_tracker, metrics_of
 from tfscale.bridge.protocols import Layer
 from tfscale.bridge.tensorflow import replica_id
@@ -143,13 +143,11 @@ class Pipelined(Copies):
 
     @contextlib.contextmanager
     def computing(self, model: Any, layers: Sequence[Layer]) -> Iterator[None]:
-        """See ``Copies``; what crosses a cut must be whole."""
+        """See ``Copies``."""
         if self._slices is None:
             yield
             return
-        cuts = self.stages_of(model).boundaries
-        shown = {operation_of(symbol) for cut in cuts for symbol in cut}
-        with self._slices.computing(model, layers, shown, in_turns=True):
+        with self._slices.computing(model, layers, in_turns=True):
             yield
 
     # -- steps
