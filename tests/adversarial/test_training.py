@@ -14,7 +14,7 @@ import tfscale
 from tests import warm
 from tests.adversarial.models import BATCH, ROWS, by_hand, dense, difference, fit, momentum, numbers
 from tests.adversarial.workers import train
-from tfscale import schedules
+from tfscale import quantize, schedules
 from tfscale.adversarial import FGSM, PGD
 from tfscale.callbacks import Adversarial, Recompute, Warmup
 from tfscale.optimizers import AdaHessian
@@ -89,6 +89,20 @@ def test_the_next_fit_is_plain_after_a_good_end_and_after_an_error():
     fit(model, epochs=1)
     assert difference(model, plain) == 0
     assert "train_step" not in vars(model)
+
+
+def test_the_next_fit_is_plain_though_a_callback_had_the_step_traced_again():
+    model = dense()
+    fit(model, Adversarial(FGSM(0.5)), quantize.Prune(0.3, end=2, every=1))
+    variables = [*model.weights, *model.optimizer.variables]
+    before = [np.array(each) for each in variables]
+    fit(model)
+    found = model.get_weights()
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(value)
+    model.make_train_function(force=True)
+    fit(model)
+    assert all(map(np.array_equal, found, model.get_weights()))
 
 
 def test_share_and_strength_follow_the_step():

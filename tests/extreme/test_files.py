@@ -173,6 +173,28 @@ def test_a_training_goes_on_where_it_was_interrupted(tmp_path):
     assert int(model.optimizer.iterations) == 4 * 3
 
 
+def test_the_fit_after_one_that_went_on_begins_where_that_ended(tmp_path):
+    how = {"batch_size": 100, "verbose": 0}
+    with pytest.raises(KeyboardInterrupt):
+        mach(repetitions=1, folder=tmp_path).fit(X, Y, epochs=3, callbacks=[Epochs(2)], **how)
+    again, later = Epochs(), Epochs()
+    second = mach(repetitions=1, folder=tmp_path)
+    second.fit(X, Y, epochs=3, callbacks=[again], **how)
+    second.fit(X, Y, epochs=5, callbacks=[later], **how)
+    assert [again.begun, later.begun] == [[2], [3, 4]]
+
+
+def test_a_mach_may_be_saved_while_it_trains(tmp_path):
+    made = mach(shared_trunk=True)
+    with pytest.raises(ValueError, match="no epoch has ended yet"):
+        early = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: made.save(tmp_path))
+        made.fit(X, Y, validation_data=(X, Y), callbacks=[early], **QUICK)
+    saves = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: made.save(tmp_path))
+    made.fit(X, Y, validation_data=(X, Y), callbacks=[saves], **QUICK)
+    loaded = MACH.load(tmp_path, build)
+    assert np.allclose(loaded.top(X, 5)[0], made.top(X, 5)[0], atol=1e-6)
+
+
 def test_a_mach_that_was_loaded_goes_on_with_its_optimizers(tmp_path):
     how = {"batch_size": 100, "verbose": 0, "shuffle": False}
     whole = mach(repetitions=1, folder=tmp_path)

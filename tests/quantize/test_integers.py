@@ -115,3 +115,44 @@ def test_other_types_are_refused():
     small = quantize.apply(half, {"half": 8, "last": 8}, np.ones((4, 6), "float32"))
     with pytest.raises(ValueError, match="computes 'half' in bfloat16, .* policy float32"):
         quantize.integers(small)
+
+
+def numbers_of(model, kinds, rows=None):
+    """Return what integers and the quantized model say; ``kinds`` names the quantized layers."""
+    shape = tuple(model.inputs[0].shape)[1:]
+    x = np.random.default_rng(0).standard_normal((48, *shape)) if rows is None else rows
+    small = quantize.apply(model, dict.fromkeys(kinds, 8), x.astype("float32"))
+    return quantize.integers(small).run(x), small.predict(x.astype("float32"), verbose=0)
+
+
+def test_a_flattening_that_takes_channels_from_the_front():
+    flatten = keras.layers.Flatten(data_format="channels_first")
+    parts = [keras.Input([3, 4]), keras.layers.Dense(5, "relu", name="one"), flatten]
+    model = keras.Sequential([*parts, keras.layers.Dense(2, name="two")])
+    np.testing.assert_array_equal(*numbers_of(model, ["one", "two"]))
+
+
+def test_sums_of_arrays_that_are_repeated_and_those_of_other_numbers_of_axes():
+    def model(keepdims):
+        x = inputs = keras.Input([8, 8, 3])
+        x = keras.layers.Conv2D(4, 3, activation="relu", name="one")(x)
+        mean = keras.layers.GlobalAveragePooling2D(keepdims=keepdims)(x)
+        x = keras.layers.Flatten()(keras.layers.Add()([x, mean]))
+        return keras.Model(inputs, keras.layers.Dense(2, name="two")(x))
+
+    np.testing.assert_array_equal(*numbers_of(model(True), ["one", "two"]))
+    small = keras.Input([4])
+    one = keras.layers.Dense(4, name="one")
+    with pytest.raises(ValueError, match="a sum of arrays with different numbers of axes"):
+        inputs = keras.Input([5, 4])
+        summed = keras.layers.Add()([one(inputs), one(small)])
+        mixed = quantize.apply(
+            keras.Model([inputs, small], summed), {"one": 8}, [np.ones((2, 5, 4)), np.ones((2, 4))]
+        )
+        quantize.integers(mixed)
+
+
+def test_numbers_of_float64_enter_as_those_of_float32():
+    model = keras.Sequential([keras.Input([784]), keras.layers.Dense(8, name="one")])
+    rows = np.random.default_rng(0).uniform(0, 1, (1000, 784))
+    np.testing.assert_array_equal(*numbers_of(model, ["one"], rows))

@@ -281,3 +281,81 @@ def test_kernels_that_are_not_there_are_an_error():
     path = model.layers[1].kernel.path
     with pytest.raises(ValueError, match=r"shape of by\[.*\] is \(432, 32\); got \(3,\)"):
         train(model, quantize.Prune(0.5, end=4, by={path: np.ones(3)}))
+
+
+def joined():
+    """Two groups of filters, whose concatenation one batch norm shifts."""
+    inputs = keras.Input([12, 12, 3])
+    x = layers.Concatenate()([layers.Conv2D(8, 3, name=name)(inputs) for name in "ab"])
+    x = layers.ReLU()(layers.BatchNormalization()(x))
+    x = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3, name="c")(x))
+    return keras.Model(inputs, layers.Dense(CLASSES)(x))
+
+
+def test_a_batch_norm_of_two_groups_is_masked_for_each():
+    model = compiled(settled(joined))
+    train(model, quantize.Prune(0.5, end=3, every=1, channels=True))
+    small = quantize.shrink(model)
+    assert [small.get_layer(name).filters for name in "abc"] == [4, 4, 4]
+    x, _ = images(8)
+    np.testing.assert_allclose(small(x), model(x), 1e-5, 1e-6)
+
+
+def test_a_layer_that_keeps_some_channels_keeps_all_and_so_do_those_added_to_it():
+    inputs = keras.Input([12, 12, 3])
+    a, b = (layers.Conv2D(4, 3, name=name)(inputs) for name in "ab")
+    c = layers.Conv2D(8, 3, name="c")(inputs)
+    x = layers.Add()([layers.Concatenate()([a, b]), c])
+    x = layers.Conv2D(6, 1, name="d")(x)
+    outputs = [layers.Dense(CLASSES)(layers.GlobalAveragePooling2D()(x)), b]
+    model = keras.Model(inputs, outputs)  # an output keeps the channels of b, and so of c and a
+    model.compile("sgd", ["sparse_categorical_crossentropy", None])
+    x, y = images(32)
+    prune = quantize.Prune(0.5, end=2, every=1, channels=True)
+    model.fit(x, (y, np.zeros((32, 10, 10, 4))), 16, verbose=0, callbacks=[prune])
+    small = quantize.shrink(model)
+    assert [small.get_layer(name).filters for name in "abcd"] == [4, 4, 8, 3]
+    assert np.count_nonzero(model.get_layer("a").kernel) == 3 * 3 * 3 * 4
+
+
+def channels_first():
+    inputs = keras.Input([3, 16, 16])
+    x = layers.Conv2D(8, 3, data_format="channels_first")(inputs)
+    x = layers.GlobalAveragePooling2D(data_format="channels_first")(x)
+    return keras.Model(inputs, layers.Dense(2)(layers.Dense(6, "relu", name="pruned")(x)))
+
+
+def another_axis():
+    x = inputs = keras.Input([20, 6])
+    x = layers.Dense(6, "relu", name="pruned")(layers.BatchNormalization(axis=1)(x))
+    return keras.Model(inputs, layers.Dense(2)(layers.GlobalAveragePooling1D()(x)))
+
+
+def dicts():
+    """Inputs that are not in the order of their names, and a model that returns a dict."""
+    z, a = keras.Input([4], name="z"), keras.Input([8], name="a")
+    h = keras.Input([6])
+    inner = keras.Model(h, {"h": layers.Dense(6)(h), "g": layers.Dense(3)(h)})
+    x = layers.Add()([layers.Dense(6, "relu")(z), layers.Dense(6, "relu")(a)])
+    x = layers.Dense(6, "relu", name="pruned")(inner(x)["h"])
+    return keras.Model({"z": z, "a": a}, layers.Dense(2)(x))
+
+
+def many():
+    inputs = keras.Input([20])
+    parts = keras.ops.split(inputs, 10, axis=-1)
+    x = layers.Concatenate()([layers.Dense(4, "relu")(each) for each in parts])
+    return keras.Model(inputs, layers.Dense(2)(layers.Dense(6, "relu", name="pruned")(x)))
+
+
+@pytest.mark.parametrize("build", [channels_first, another_axis, dicts, many])
+def test_what_shrink_does_not_know_keeps_its_channels(build):
+    model = build()
+    pruned = model.get_layer("pruned")
+    pruned.kernel.assign(np.asarray(pruned.kernel) * (np.arange(6) > 1))
+    small = quantize.shrink(model)
+    assert small.get_layer("pruned").units == 4
+    if build is not channels_first:  # TensorFlow has no such convolution on CPUs
+        draw = np.random.default_rng(0)
+        x = keras.tree.map_structure(lambda s: draw.random((3, *s.shape[1:])), model.input)
+        np.testing.assert_allclose(small(x), model(x), 1e-5, 1e-6)

@@ -11,8 +11,9 @@ from helpers import mirrored
 import tfscale
 from tests.recompute import models
 from tests.recompute.models import assert_same_training, data, residual, train
+from tfscale import quantize
 from tfscale.callbacks import Recompute
-from tfscale.recompute import BudgetError
+from tfscale.recompute import BudgetError, recomputing
 from tfscale.support.sizes import number_of_bytes
 
 
@@ -192,6 +193,32 @@ def test_a_fit_that_failed_does_not_reach_into_the_next():
     left = model.train_function
     model.fit(x, y, 8, verbose=0)
     assert model.train_function is not left
+
+
+def test_who_traces_the_step_again_keeps_recomputation(monkeypatch):
+    """A callback behind it asks for a new step, as pruning does, which gives weights masks."""
+    steps = []
+
+    def counted(*given):
+        steps.append(given)
+        return recomputing(*given)
+
+    monkeypatch.setattr("tfscale.callbacks.recompute.recomputing", counted)
+
+    def result(*callbacks):
+        model = compiled()
+        prune = quantize.Prune(0.5, end=4, every=1)
+        x, y = data(model)
+        model.fit(x, y, 8, verbose=0, shuffle=False, callbacks=[*callbacks, prune])
+        return model
+
+    expected, found = result(), result(Recompute(segments="sqrt", verbose=0))
+    assert len(steps) == int(found.optimizer.iterations)
+    for one, other in zip(found.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    x, y = data(found)
+    found.fit(x, y, 8, verbose=0)
+    assert len(steps) < int(found.optimizer.iterations)
 
 
 def test_data_of_unknown_shape_needs_an_example():

@@ -59,6 +59,11 @@ class InMemory(io.BytesIO):
         return self._name
 
 
+def begin_anew(model: Any) -> None:
+    """Let the next ``fit`` begin at its own epoch, and not at that of the last backup."""
+    model._initial_epoch = None
+
+
 class WholeBackup(keras.callbacks.BackupAndRestore):
     """A callback with the arguments and the file names of Keras's; see the module."""
 
@@ -88,7 +93,7 @@ class WholeBackup(keras.callbacks.BackupAndRestore):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Remove the backup, and the epoch: Keras's class would begin the next ``fit`` there."""
-        self.model._initial_epoch = None
+        begin_anew(self.model)
         super().on_train_end(logs)
 
     def _load_model(self) -> None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfscale.bridge.calls import called_by, caller
 from tfscale.bridge.frames import frames, threads
-from tfscale.bridge.hooks import is_assigned
+from tfscale.bridge.hooks import TRAIN_FUNCTION, is_assigned
 from tfscale.bridge.installed import (
     BUILDS_FROM_SHAPES,
     JOINS_WORKERS,
@@ -40,6 +40,15 @@ TRAINING = "train_step"
 JUDGING = "test_step"
 STEPS = (TRAINING, JUDGING)
 _MEASURES = "_tfscale_measures"
+
+
+def trace_again(model: Any) -> None:
+    """Make a model trace its training step anew, with what callbacks have put in its place."""
+    temporary = [each for each in TRAIN_FUNCTION.replacements(model) if each.is_running()]
+    for each in temporary:
+        each.trace_again()
+    if not temporary:
+        model.make_train_function(force=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,10 +44,7 @@ class OneFit:
         self._hooks = []
         if step is not None:
             self._hooks.append(ADVERSARIAL_STEP.put(model, self._train_step))
-        model.make_train_function(force=True)
-        self._train = model.train_function
-        model.train_function = own
-        self._hooks.append(TRAIN_FUNCTION.put(model, self))
+        self._put(own)
 
     def __call__(self, own: Step, model: keras.Model, iterator: Any) -> Any:
         """Train for one execution."""
@@ -57,6 +54,18 @@ class OneFit:
             return model.train_function(iterator)
         with self._around():
             return self._train(iterator)
+
+    def _put(self, own: Step | None) -> None:
+        """Train by a new function of the model, and give it its own one back afterwards."""
+        self._model.make_train_function(force=True)
+        self._train = self._model.train_function
+        self._model.train_function = own
+        self._hooks.append(TRAIN_FUNCTION.put(self._model, self))
+
+    def trace_again(self) -> None:
+        """Trace the step anew; the model's own function, which is as old, is made anew later."""
+        self._hooks.pop().off()
+        self._put(None)
 
     def _train_step(self, own: Step, model: keras.Model, data: Any) -> Any:
         if self._step is None or not self.is_running():

@@ -8,6 +8,7 @@ and the inputs of those that read them. Layers that nobody knows *pin* their cha
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, NamedTuple
 
 import keras
@@ -67,9 +68,11 @@ class Channels:
         self._of_tensor: dict[graph.Tensor, np.ndarray] = {}
         self.ends: dict[str, Ends] = {}
         self.pinned: set[int] = set()
-        sizes = [each.shape[-1] for each in model.inputs]
-        for at, size in zip(self._graph.inputs, sizes, strict=True):
-            self._of_tensor[at] = self._pin(self._new(size or 1))
+        self._unknown: set[str] = set()  # names of layers all of whose channels stay
+        for at in self._graph.inputs:
+            of_input = self._layers[at[0]].output if at[0] else model.input  # a Sequential has none
+            (symbol,) = keras.tree.flatten(of_input)
+            self._of_tensor[at] = self._pin(self._new(symbol.shape[-1] or 1))
         for call in self._graph.calls:
             self._follow(call)
         for at in self._graph.outputs:
@@ -117,10 +120,10 @@ class Channels:
                 return
         found = self._outputs(layer, given)
         if found is None:
+            self._unknown.add(call.name)
             for each in given:
                 self._pin(each)
-            outputs = layer.output if isinstance(layer.output, (list, tuple)) else [layer.output]
-            for i, each in enumerate(outputs):
+            for i, each in enumerate(keras.tree.flatten(layer.output)):
                 size = each.shape[-1] if len(each.shape) else 1
                 self._of_tensor[call.name, call.number, i] = self._pin(self._new(size or 1))
             return
@@ -166,10 +169,13 @@ class Channels:
             if kernel_of(layer) is not None:
                 numbers = self.resolved(self._of_tensor[call.inputs[0]])
                 alive.update(numbers[~given[0]].tolist())
-            for i in range(8):
+            for i in itertools.count():
                 at = (call.name, call.number, i)
-                if at in self._of_tensor:
-                    zero[at] = _zeros(layer, given, len(self._of_tensor[at]))
+                if at not in self._of_tensor:
+                    break
+                count = len(self._of_tensor[at])
+                is_known = call.name not in self._unknown
+                zero[at] = _zeros(layer, given, count) if is_known else np.zeros(count, bool)
         return alive
 
 

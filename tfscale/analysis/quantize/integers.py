@@ -8,9 +8,11 @@ those of the model's own inference, bit by bit.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
 from tfscale.analysis.quantize import dyadic, graph, windows
@@ -81,7 +83,8 @@ class Integers:
         return [given[name] for name in names]
 
     def _entered(self, x: np.ndarray) -> np.ndarray:
-        return clipped(np.floor(x.astype(np.float64) / self.step + 0.5).astype(np.int64))
+        given = x.astype(np.float32).astype(np.float64)  # Keras casts inputs to float32
+        return clipped(np.floor(given / self.step + 0.5).astype(np.int64))
 
 
 def integers(model: Any) -> Integers:
@@ -183,11 +186,15 @@ def _operation(layer: Any, is_last: bool, step: float) -> Operation:
     if _has_grid(layer) or kind.startswith(("MaxPooling", "GlobalMaxPooling")):
         return windows.pooling(layer)
     if kind == "Add":
+        if len({len(each.shape) for each in keras.tree.flatten(layer.input)}) > 1:
+            raise ValueError(_unknown(layer, "a sum of arrays with different numbers of axes"))
         return _sum
     if kind == "Concatenate":
         return lambda given: np.concatenate(given, layer.axis)
     if kind.startswith("ZeroPadding"):
         return lambda given: windows.padded(layer, given[0])
+    if kind == "Flatten" and layer.data_format == "channels_first":  # Keras puts channels last
+        return lambda given: np.moveaxis(given[0], 1, -1).reshape(len(given[0]), -1)
     if kind in _RESHAPES and hasattr(layer, "compute_output_shape"):
         return lambda given: given[0].reshape(layer.compute_output_shape(given[0].shape))
     if kind == "Permute":
@@ -214,7 +221,7 @@ def _unary(function: Callable[[np.ndarray], np.ndarray]) -> Operation:
 
 
 def _sum(given: list[np.ndarray]) -> np.ndarray:
-    total = np.sum(given, axis=0)
+    total = functools.reduce(np.add, given)
     if np.abs(total).max(initial=0) > _EXACT_SUM:
         raise OverflowError(
             "an addition exceeds the grid on which numbers travel between layers: some inputs are "

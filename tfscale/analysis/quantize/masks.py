@@ -137,7 +137,7 @@ class Prune(keras.callbacks.Callback):
                 if not isinstance(weight.constraint, Mask):
                     weight.constraint, is_new = Mask(weight), True
         if is_new and self.model.train_function is not None:
-            self.model.make_train_function(force=True)  # a step traced before has no masks
+            fit.trace_again(self.model)  # a step traced before has no masks
         self._pruned = -1
         self._prune(self._step())
 
@@ -283,14 +283,20 @@ def _groups_of_channels(model: Any) -> list[_Group]:
     channels, layers = Channels(model), operations(model)
     numbers = {name: channels.resolved(ends.outputs) for name, ends in channels.ends.items()}
     stay = channels.stay()
-    for name, own in numbers.items():  # a frozen layer keeps its weights
-        if not getattr(layers[name], "trainable", True):
-            stay |= set(own.tolist())
-    together: list[tuple[set[int], list[str]]] = []
+    of_kernels: dict[str, set[int]] = {}
     for name, own in numbers.items():
-        if kernel_of(layers[name]) is None or stay & set(own.tolist()):
+        if not getattr(layers[name], "trainable", True):  # a frozen layer keeps its weights
+            stay |= set(own.tolist())
+        if kernel_of(layers[name]) is not None:
+            of_kernels[name] = set(own.tolist())
+    # A layer that keeps some of its channels keeps all, and so do layers that are added to it.
+    while some := [each for each in of_kernels.values() if stay & each and not each <= stay]:
+        stay.update(*some)
+    together: list[tuple[set[int], list[str]]] = []
+    for name, of_kernel in of_kernels.items():
+        if stay & of_kernel:
             continue
-        mine, names = set(own.tolist()), [name]
+        mine, names = set(of_kernel), [name]
         for other in [each for each in together if each[0] & mine]:
             together.remove(other)
             mine, names = mine | other[0], [*other[1], *names]
@@ -303,9 +309,10 @@ def _group(model: Any, members: set[int], names: Any, numbers: Any, layers: Any)
     kernels, others = [], []
     for name, own in numbers.items():
         layer = layers[name]
-        if not set(own.tolist()) & members:
+        inside = np.isin(own, order)
+        if not inside.any():
             continue
-        places = np.searchsorted(order, own)
+        places = np.minimum(np.searchsorted(order, own), len(order) - 1)
         own_kernel = kernel_of(layer) if name in names else None
         if own_kernel is not None:
             kernel = getattr(layer, own_kernel.attribute)
@@ -313,8 +320,9 @@ def _group(model: Any, members: set[int], names: Any, numbers: Any, layers: Any)
             kernels.append((kernel, _by_channel(places, axis, len(kernel.shape), len(order))))
         for attribute in ("bias", "gamma", "beta"):
             weight = getattr(layer, attribute, None)
-            if weight is not None and set(own.tolist()) <= members:
-                others.append((weight, lambda kept, at=places: kept[at]))
+            if weight is not None and weight.shape == own.shape:
+                # Other channels of a concatenation belong to other groups.
+                others.append((weight, lambda kept, at=places, own=inside: kept[at] | ~own))
     return _Group(kernels, others, len(order), 1)
 
 

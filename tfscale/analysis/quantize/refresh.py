@@ -11,6 +11,7 @@ import keras
 from tfscale.analysis.quantize.sensitivity import sensitivity
 from tfscale.analysis.quantize.wires import BUDGET, WIRES, checked_names
 from tfscale.analysis.quantize.wires import wires as chosen_wires
+from tfscale.bridge.fit import trace_again
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.exchange.scaling import Scaling, scaling
 from tfscale.support import arguments
@@ -89,7 +90,7 @@ class RefreshWires(keras.callbacks.Callback):
         reducer = self._strategy().reducer
         if policy != reducer.policy:
             reducer.change_policy(policy)
-            self.model.make_train_function(force=True)  # a step traced before has the old wires
+            trace_again(self.model)  # a step traced before has the old wires
             _LOG.info("gradients travel by other wires after epoch %d: %s", epoch + 1, policy)
 
     def _strategy(self) -> Scaling:

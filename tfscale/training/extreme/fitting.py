@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfscale.bridge.backup import begin_anew
 from tfscale.cluster.sources import find_source
 from tfscale.cluster.this_worker import is_first
 from tfscale.training.extreme.data import BucketLabels
@@ -44,10 +45,10 @@ def fit(
         if len(shares) > 1 and given.get("verbose", 1) != 0:
             _log.info("%s, %d of %d", heads.name, number, len(shares))
         how = {**given, **_data_of(ensemble, heads, data)}
-        how["callbacks"] = _callbacks(given.get("callbacks"), heads)
+        how["callbacks"] = [CountsEpochs(heads), *_callbacks(given.get("callbacks"), heads)]
         if heads.stacked and validate is not None:
             ensemble.note(heads)
-            how["callbacks"].insert(0, ClassMetrics(validate))
+            how["callbacks"].insert(1, ClassMetrics(validate))
         found = heads.model.fit(**how) if folder is None else _train(ensemble, heads, folder, how)
         heads.epochs = given["epochs"]
         history.add(heads.name, found.history)
@@ -80,6 +81,22 @@ def own_shares(ensemble: Ensemble, folder: Folder | None) -> list[list[int]]:
             "that all of them can write, from which each can load all repetitions"
         )
     return ensemble.shares(source.index, source.count)
+
+
+class CountsEpochs(keras.callbacks.Callback):
+    """Notes how many epochs a model has had, for whoever saves it before its ``fit`` ends.
+
+    Args:
+        heads: the model.
+    """
+
+    def __init__(self, heads: Heads) -> None:
+        super().__init__()
+        self._heads = heads
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Count the epoch."""
+        self._heads.epochs = epoch + 1
 
 
 class ClassMetrics(keras.callbacks.Callback):
@@ -118,6 +135,7 @@ def _train(ensemble: Ensemble, heads: Heads, folder: Folder, how: dict[str, Any]
     backup = keras.callbacks.BackupAndRestore(folder.backup(heads.name), delete_checkpoint=False)
     how["initial_epoch"] = max(folder.epochs(heads.name), how.get("initial_epoch", 0))
     found = heads.model.fit(**{**how, "callbacks": [*how["callbacks"], backup]})
+    begin_anew(heads.model)
     if not ensemble.strategy.cluster_resolver or is_first():  # all others have the same weights
         folder.write(heads.name, heads.model, how["epochs"])
         folder.forget_backup(heads.name)

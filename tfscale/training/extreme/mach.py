@@ -284,6 +284,10 @@ class MACH:
     def save(self, folder: str | Path) -> None:
         """Write the trained models into a folder, for ``load``."""
         heads = self._ensemble.ready()
+        if not all(each.epochs for each in heads):
+            raise ValueError(
+                "save writes trained models, and no epoch has ended yet: call it later"
+            )
         target = self._ensemble.folder(arguments.path(folder, "folder"))
         target.open()
         for each in heads:
