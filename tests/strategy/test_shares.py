@@ -132,7 +132,7 @@ def trained(request):
     return trained_once(request, "exact.py", BY_NAME, ("1x2", "2x1", "2x2"))
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize(("strategy", "layout", "case"), list(pairs()))
 def test_replicas_with_shares_train_as_one_device(trained, strategy, layout, case):
     (expected,) = trained("none", "1x1")[case]

@@ -40,7 +40,7 @@ def make(devices, sync, **settings):
     return ScaleStrategy("ring", None, names, sync=sync, **settings)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize("case", sample(CHECKS, SELDOM | PROCESSES - BOTH))
 def test_two_devices(case, tmp_path):
     keras.utils.set_random_seed(1)

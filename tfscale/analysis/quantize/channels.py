@@ -70,7 +70,7 @@ class Channels:
         self.pinned: set[int] = set()
         self._unknown: set[str] = set()  # names of layers all of whose channels stay
         for at in self._graph.inputs:
-            of_input = self._layers[at[0]].output if at[0] else model.input  # a Sequential has none
+            of_input = self._layers[at[0]].output if at[0] else model.inputs  # of a Sequential
             (symbol,) = keras.tree.flatten(of_input)
             self._of_tensor[at] = self._pin(self._new(symbol.shape[-1] or 1))
         for call in self._graph.calls:
