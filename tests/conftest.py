@@ -50,12 +50,12 @@ def cases_of_tests(items):
 
 
 def drawn(test, cases, one_in):
-    """One in ``one_in`` of a test's cases, at least one, the same ones each time."""
+    """Return one in ``one_in`` of a test's cases, at least one, the same ones each time."""
     return set(random.Random(test).sample(cases, -(-len(cases) // one_in)))
 
 
 def slow_cases(items):
-    """The cases that the mark ``one_in`` of their test does not draw."""
+    """Yield the cases that the mark ``one_in`` of their test does not draw."""
     for test, cases in cases_of_tests(items):
         cases = [case for case in cases if not case.get_closest_marker("full")]
         mark = cases[0].get_closest_marker("one_in") if cases else None
@@ -63,7 +63,7 @@ def slow_cases(items):
 
 
 def taken(items, one_in, whole):
-    """Of each test the cases that ``--one-in`` draws, and all those in the file ``whole``."""
+    """Return the cases that ``--one-in`` draws of each test, and all in the file ``whole``."""
     found = set()
     for test, cases in cases_of_tests(items):
         is_whole = whole and test.startswith(f"{whole}::")
