@@ -7,7 +7,10 @@ axis. One device would divide by the value for the whole batch. This module find
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfscale.strategy.share import RESTORES, SCALES
@@ -27,6 +30,40 @@ _OF_SHAPES = ("Mul", "Prod", "StridedSlice", "AddV2", "Sub", *_KEEPS_DIVISOR)
 def varies(tensor: tf.Tensor) -> bool:
     """Return whether a tensor depends on the batch, or on this replica's share of the batch."""
     return this_step().graph.depends_on(BATCH | SCALES | RESTORES, tensor)
+
+
+def constant(tensor: tf.Tensor) -> Any:
+    """Return the value of a tensor that is computed from constants alone; None for others.
+
+    ``tf.shape(x)`` is a constant where the shape is known, and TensorFlow does not compute further.
+    """
+    value, op = tf.get_static_value(tensor), tensor.op
+    if value is not None or op.type not in _OF_CONSTANTS:
+        return value
+    inputs = [constant(x) for x in op.inputs]
+    return None if any(x is None for x in inputs) else _OF_CONSTANTS[op.type](op, *inputs)
+
+
+def _sliced(op: tf.Operation, x: Any, begin: Any, end: Any, stride: Any) -> Any:
+    if begin.size != 1 or op.get_attr("ellipsis_mask") or op.get_attr("new_axis_mask"):
+        return None
+    if op.get_attr("shrink_axis_mask"):
+        return np.asarray(x[begin[0]])
+    first = None if op.get_attr("begin_mask") else begin[0]
+    return x[first : None if op.get_attr("end_mask") else end[0] : stride[0]]
+
+
+_OF_CONSTANTS: dict[str, Callable[..., Any]] = {
+    "Cast": lambda op, x: np.asarray(x).astype(op.outputs[0].dtype.as_numpy_dtype),
+    "StridedSlice": _sliced,
+    "Prod": lambda op, x, axes: np.asarray(np.prod(x, tuple(np.ravel(axes)))),
+    "Identity": lambda op, x: x,
+    "Mul": lambda op, x, y: np.asarray(x * y),
+    "AddV2": lambda op, x, y: np.asarray(x + y),
+    "Sub": lambda op, x, y: np.asarray(x - y),
+    "Maximum": lambda op, x, y: np.maximum(x, y),
+    **dict.fromkeys(DIVIDES, lambda op, x, y: np.asarray(x / y) if np.all(y) else None),
+}
 
 
 def reduces_the_batch(tensor: tf.Tensor) -> bool:
@@ -59,13 +96,29 @@ def is_same_everywhere(divisor: tf.Tensor) -> bool:
         return True
     op = divisor.op
     if op.type == "StridedSlice" and op.inputs[0].op.type == "Shape":
-        rank, begin = op.inputs[0].op.inputs[0].shape.rank, tf.get_static_value(op.inputs[1])
-        masks = op.get_attr("begin_mask") | op.get_attr("ellipsis_mask")
-        if rank is None or begin is None or begin.size != 1 or masks:
-            return False
-        return bool(begin[0] % rank != 0)
+        return _axis_of_size(op) not in (None, 0)
     of_shapes = op.type in _OF_SHAPES or op.type in DIVIDES
     return of_shapes and all(map(is_same_everywhere, op.inputs))
+
+
+def _axis_of_size(op: tf.Operation) -> int | None:
+    """Return the axis whose size an operation takes from a shape; None if it is not known.
+
+    It is the axis that it was before the tensor was transposed: rows lie along the first one.
+    """
+    x, begin = op.inputs[0].op.inputs[0], tf.get_static_value(op.inputs[1])
+    masks = op.get_attr("begin_mask") | op.get_attr("ellipsis_mask")
+    if x.shape.rank is None or begin is None or begin.size != 1 or masks:
+        return None
+    axis: int = int(begin[0]) % x.shape.rank
+    while x.op.type in ("Transpose", "Identity", "Cast"):
+        if x.op.type == "Transpose":
+            order = tf.get_static_value(x.op.inputs[1])
+            if order is None:
+                return None
+            axis = int(order[axis])
+        x = x.op.inputs[0]
+    return axis
 
 
 def is_of_replicas(divisor: tf.Tensor) -> bool:
@@ -82,9 +135,8 @@ def is_of_replicas(divisor: tf.Tensor) -> bool:
     if op.type in REDUCES:
         return reduces_the_batch(divisor) or is_of_replicas(op.inputs[0])
     if op.type == "StridedSlice":
-        begin = tf.get_static_value(op.inputs[1])
-        first = begin is not None and begin.size == 1 and begin[0] == 0
-        return bool(first and divisor.shape.rank == 0 and op.inputs[0].op.type == "Shape")
+        is_size = divisor.shape.rank == 0 and op.inputs[0].op.type == "Shape"
+        return bool(is_size) and _axis_of_size(op) == 0
     return bool(op.type == "Size" or (op.type == "Prod" and op.inputs[0].op.type == "Shape"))
 
 

@@ -35,6 +35,7 @@ from tfscale.exchange import dataflow
 from tfscale.strategy.divisors import (
     DIVIDES,
     REDUCES,
+    constant,
     is_of_replicas,
     is_same_everywhere,
     reduces_the_batch,
@@ -63,11 +64,13 @@ class Term:
         tensor: the term, before it is multiplied by its coefficient.
         kind: kind of the term, from the table in the module's docstring.
         elements: elements that a mean is computed of; None for other kinds.
+        fraction: dividend and divisor of a ratio; None for other kinds.
     """
 
     tensor: tf.Tensor
     kind: str
     elements: tf.Tensor | None = None
+    fraction: tuple[tf.Tensor, tf.Tensor] | None = None
 
 
 def terms_of(loss: tf.Tensor) -> list[Term]:
@@ -142,7 +145,7 @@ class _Reader:
             return [Term(tensor, kinds.pop() if len(kinds) == 1 else UNSEEN)]
         for factor, other in ((x, y), (y, x)):
             if not varies(factor):
-                return self._times(tf.get_static_value(factor), self.read(other))
+                return self._times(constant(factor), self.read(other))
         return [Term(tensor, UNSEEN)]
 
     def _quotient(self, tensor: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[Term]:
@@ -150,7 +153,7 @@ class _Reader:
         if kind is not None:
             return [Term(tensor, kind)]
         if not varies(y):
-            value = tf.get_static_value(y)
+            value = constant(y)
             return self._times(
                 None if value is None or not value.all() else 1 / value, self.read(x)
             )
@@ -158,7 +161,7 @@ class _Reader:
         if is_same_everywhere(y):
             return self.read(x)
         if kinds <= {SUM, MEAN, FIXED, SCALED, STOPPED} and is_of_replicas(y):
-            return [Term(tensor, RATIO)]
+            return [Term(tensor, RATIO, fraction=(x, y))]
         return [Term(tensor, UNSEEN)]
 
     def _reduction(self, tensor: tf.Tensor) -> list[Term]:
@@ -169,20 +172,85 @@ class _Reader:
             return inner  # the terms are inputs, and this adds them up
         if kinds != {UNSEEN} or not reduces_the_batch(tensor):
             return [Term(tensor, UNSEEN)]
-        if tensor.op.type == "Sum":
-            return [Term(tensor, SUM)]
-        return [Term(tensor, MEAN, x)]
+        return [_sum(tensor) if tensor.op.type == "Sum" else Term(tensor, MEAN, x)]
 
     def _times(self, factor: Any, terms: list[Term]) -> list[Term]:
         """Return the terms multiplied by a constant factor.
 
         Sums that are divided by the constant number of this replica's rows become means.
         """
-        rows = this_step().graph.static_rows
-        if factor is None or rows is None or factor.size != 1:
-            return terms
-        divides = abs(float(factor) * rows - 1) < 1e-6
-        return [_as_mean(term) for term in terms] if divides else terms
+        return [_as_mean(term) for term in terms] if _divides_by_rows(factor) else terms
+
+
+def _divides_by_rows(factor: Any) -> bool:
+    """Return whether a constant is one over the number of this replica's rows."""
+    rows = this_step().graph.static_rows
+    if factor is None or rows is None or factor.size != 1:
+        return False
+    return abs(float(factor) * rows - 1) < 1e-6
+
+
+def _sum(tensor: tf.Tensor) -> Term:
+    r"""Return the term that is a sum over samples.
+
+    It is a ratio if each element is divided by one number of the batch already, as weights are
+    that add up to one: :math:`\sum_i x_i / d = (\sum_i x_i) / d`.
+    """
+    path = _path_to_quotient(tensor.op, {})
+    if path is None:
+        return Term(tensor, SUM)
+    *between, quotient = path
+    x, divisor = quotient.inputs
+    if not varies(divisor):
+        return Term(tensor, MEAN, tensor.op.inputs[0])
+    before = quotient.outputs[0]
+    for op in reversed(between):
+        x, before = _again(op, before, x), op.outputs[0]
+    return Term(tensor, RATIO, fraction=(x, divisor))
+
+
+def _path_to_quotient(op: tf.Operation, known: dict[Any, Any]) -> list[tf.Operation] | None:
+    """Return the operations from a sum to the only quotient by a number of the batch in it."""
+    if op not in known:
+        found: list[list[tf.Operation]] = []
+        if op.type in DIVIDES and _is_number_of_batch(op.inputs[1]):
+            found = [[]]
+        elif op.type == "Mul" or op.type in _AGAIN:
+            inputs = op.inputs if op.type == "Mul" else op.inputs[:1]
+            found = [path for x in inputs if (path := _path_to_quotient(x.op, known))]
+        known[op] = [op, *found[0]] if len(found) == 1 else None
+    result: list[tf.Operation] | None = known[op]
+    return result
+
+
+def _is_number_of_batch(divisor: tf.Tensor) -> bool:
+    if divisor.shape.rank != 0 and divisor.shape.num_elements() != 1:
+        return False
+    if varies(divisor):
+        return not is_same_everywhere(divisor) and is_of_replicas(divisor)
+    value = constant(divisor)
+    return value is not None and bool(value.all()) and _divides_by_rows(1 / value)
+
+
+# How to compute again what an operation computes, of another first input; tapes see it.
+_AGAIN = {
+    "Identity": lambda op, x: x,
+    "Neg": lambda op, x: -x,
+    "Cast": lambda op, x: tf.cast(x, op.outputs[0].dtype),
+    "Reshape": lambda op, x: tf.reshape(x, op.inputs[1]),
+    "ExpandDims": lambda op, x: tf.expand_dims(x, op.inputs[1]),
+    "Squeeze": lambda op, x: tf.squeeze(x, op.get_attr("squeeze_dims")),
+    "Sum": lambda op, x: tf.reduce_sum(x, op.inputs[1], op.get_attr("keep_dims")),
+    "Mean": lambda op, x: tf.reduce_mean(x, op.inputs[1], op.get_attr("keep_dims")),
+    **dict.fromkeys(DIVIDES, lambda op, x: tf.divide(x, op.inputs[1])),
+}
+
+
+def _again(op: tf.Operation, old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
+    """Return what an operation computes of another input in place of one of its inputs."""
+    if op.type == "Mul":
+        return tf.multiply(*(new if x.ref() == old.ref() else x for x in op.inputs))
+    return _AGAIN[op.type](op, new)
 
 
 def _as_mean(term: Term) -> Term:
