@@ -53,6 +53,7 @@ _THROUGH = (
     *("CheckNumerics", "ConcatV2"),
 )
 _ADDS = ("AddV2", "Add", "Sub", "AddN")
+_MOST = 200  # largest number of operations in which a quotient is looked for
 _LINEAR = frozenset((*_THROUGH, *_ADDS, *DIVIDES, *REDUCES, "Mul", "StopGradient"))
 
 
@@ -211,7 +212,8 @@ def _sum(tensor: tf.Tensor) -> Term:
 
 def _path_to_quotient(op: tf.Operation, known: dict[Any, Any]) -> list[tf.Operation] | None:
     """Return the operations from a sum to the only quotient by a number of the batch in it."""
-    if op not in known:
+    if op not in known and len(known) < _MOST:
+        known[op] = None  # until its inputs are known
         found: list[list[tf.Operation]] = []
         if op.type in DIVIDES and _is_number_of_batch(op.inputs[1]):
             found = [[]]
@@ -219,7 +221,7 @@ def _path_to_quotient(op: tf.Operation, known: dict[Any, Any]) -> list[tf.Operat
             inputs = op.inputs if op.type == "Mul" else op.inputs[:1]
             found = [path for x in inputs if (path := _path_to_quotient(x.op, known))]
         known[op] = [op, *found[0]] if len(found) == 1 else None
-    result: list[tf.Operation] | None = known[op]
+    result: list[tf.Operation] | None = known.get(op)
     return result
 
 
