@@ -52,8 +52,8 @@ class Warmup(keras.callbacks.Callback):
             model's strategy.
         momentum_correction: whether to multiply momentum by the new rate over the old whenever the
             rate changes, for optimizers that need it (Keras's SGD and RMSprop, LARS in its paper's
-            form); others are not changed. ResNet-50 in an hour needs it. A change from or to a rate
-            of 0 is not corrected.
+            form); others are not changed. ResNet-50 in an hour needs it. A change from a rate of 0
+            is not corrected.
 
     Example:
         >>> import numpy as np, keras, tfscale
