@@ -449,6 +449,7 @@ class Dropped(layers.Layer):
 @pytest.mark.parametrize("are_slices", [True, False])
 def test_slices_drop_different_numbers_and_copies_the_same(are_slices, monkeypatch):
     monkeypatch.setattr(Dropped, "masks", {})
+    monkeypatch.setattr("tfscale.strategy.grid.layers.calls_stock_code", lambda layer: True)
     monkeypatch.setattr(
         "tfscale.strategy.grid.layers.is_elementwise",
         lambda operation: type(operation) in (layers.Dropout, Dropped),

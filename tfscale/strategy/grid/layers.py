@@ -95,8 +95,9 @@ class SplitLayers:
                 for hook in self._hooks(layer, kind, arrays):
                     stack.enter_context(hook)
             if COLUMNS in kinds.values():
-                for each in filter(is_elementwise, with_operations(layers)):
-                    stack.enter_context(self._on(each, self._elementwise, arrays=arrays))
+                for each in with_operations(layers):
+                    if is_elementwise(each) and calls_stock_code(each):
+                        stack.enter_context(self._on(each, self._elementwise, arrays=arrays))
             yield
         arrays.gather_used()
 
