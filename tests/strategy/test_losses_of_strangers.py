@@ -212,6 +212,12 @@ TERMS = {
     "weights that add up to one": lambda model, y, p: tf.reduce_sum(
         -tf.square(y - p) * -(tf.exp(y) / tf.reduce_sum(tf.exp(y)))
     ),
+    "weights that are all zero": lambda model, y, p: (
+        MSE(y, p)
+        + tf.reduce_sum(
+            tf.abs(p) * tf.math.divide_no_nan(kept(y, 100), tf.reduce_sum(kept(y, 100)))
+        )
+    ),
     "rows along the last axis": lambda model, y, p: (
         tf.reduce_sum(transposed := tf.transpose(tf.square(y - p * [[1.0, 0.5]])))
         / tf.cast(tf.shape(transposed)[1], tf.float32)

@@ -357,8 +357,7 @@ def _part_of_ratio(term: Term, slope: tf.Tensor) -> tf.Tensor:
     The replica's own ratio cannot be used: it may be 0 / 0, and its gradient would be NaN.
     """
     assert term.fraction is not None
-    above, below = term.fraction
-    divide = tf.math.divide_no_nan if term.tensor.op.type == "DivNoNan" else tf.divide
+    above, below, divide = term.fraction
     return _sum_of_parts(above, terms_of(above), None, divide(slope, whole_divisor(below)))
 
 

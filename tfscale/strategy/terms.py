@@ -26,8 +26,8 @@ operations between a loss and its terms are linear.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -57,6 +57,14 @@ _MOST = 200  # largest number of operations in which a quotient is looked for
 _LINEAR = frozenset((*_THROUGH, *_ADDS, *DIVIDES, *REDUCES, "Mul", "StopGradient"))
 
 
+class Fraction(NamedTuple):
+    """A quotient, with the function that divides as its operation does where the divisor is 0."""
+
+    dividend: tf.Tensor
+    divisor: tf.Tensor
+    divide: Callable[..., tf.Tensor]
+
+
 @dataclasses.dataclass(frozen=True)
 class Term:
     """Term of a loss.
@@ -65,13 +73,13 @@ class Term:
         tensor: the term, before it is multiplied by its coefficient.
         kind: kind of the term, from the table in the module's docstring.
         elements: elements that a mean is computed of; None for other kinds.
-        fraction: dividend and divisor of a ratio; None for other kinds.
+        fraction: what a ratio is; None for other kinds.
     """
 
     tensor: tf.Tensor
     kind: str
     elements: tf.Tensor | None = None
-    fraction: tuple[tf.Tensor, tf.Tensor] | None = None
+    fraction: Fraction | None = None
 
 
 def terms_of(loss: tf.Tensor) -> list[Term]:
@@ -162,7 +170,7 @@ class _Reader:
         if is_same_everywhere(y):
             return self.read(x)
         if kinds <= {SUM, MEAN, FIXED, SCALED, STOPPED} and is_of_replicas(y):
-            return [Term(tensor, RATIO, fraction=(x, y))]
+            return [Term(tensor, RATIO, fraction=Fraction(x, y, _division(tensor.op)))]
         return [Term(tensor, UNSEEN)]
 
     def _reduction(self, tensor: tf.Tensor) -> list[Term]:
@@ -207,7 +215,12 @@ def _sum(tensor: tf.Tensor) -> Term:
     before = quotient.outputs[0]
     for op in reversed(between):
         x, before = _again(op, before, x), op.outputs[0]
-    return Term(tensor, RATIO, fraction=(x, divisor))
+    return Term(tensor, RATIO, fraction=Fraction(x, divisor, _division(quotient)))
+
+
+def _division(op: tf.Operation) -> Callable[..., tf.Tensor]:
+    divide: Callable[..., tf.Tensor] = tf.divide
+    return tf.math.divide_no_nan if op.type == "DivNoNan" else divide
 
 
 def _path_to_quotient(op: tf.Operation, known: dict[Any, Any]) -> list[tf.Operation] | None:
@@ -244,7 +257,7 @@ _AGAIN = {
     "Squeeze": lambda op, x: tf.squeeze(x, op.get_attr("squeeze_dims")),
     "Sum": lambda op, x: tf.reduce_sum(x, op.inputs[1], op.get_attr("keep_dims")),
     "Mean": lambda op, x: tf.reduce_mean(x, op.inputs[1], op.get_attr("keep_dims")),
-    **dict.fromkeys(DIVIDES, lambda op, x: tf.divide(x, op.inputs[1])),
+    **dict.fromkeys(DIVIDES, lambda op, x: _division(op)(x, op.inputs[1])),
 }
 
 

@@ -169,12 +169,12 @@ class Channels:
             if kernel_of(layer) is not None:
                 numbers = self.resolved(self._of_tensor[call.inputs[0]])
                 alive.update(numbers[~given[0]].tolist())
+            is_known = call.name not in self._unknown
             for i in itertools.count():
                 at = (call.name, call.number, i)
                 if at not in self._of_tensor:
                     break
                 count = len(self._of_tensor[at])
-                is_known = call.name not in self._unknown
                 zero[at] = _zeros(layer, given, count) if is_known else np.zeros(count, bool)
         return alive
 

@@ -285,10 +285,11 @@ def _groups_of_channels(model: Any) -> list[_Group]:
     stay = channels.stay()
     of_kernels: dict[str, set[int]] = {}
     for name, own in numbers.items():
-        if not getattr(layers[name], "trainable", True):  # a frozen layer keeps its weights
-            stay |= set(own.tolist())
-        if kernel_of(layers[name]) is not None:
-            of_kernels[name] = set(own.tolist())
+        layer, channels_of_it = layers[name], set(own.tolist())
+        if not getattr(layer, "trainable", True):  # a frozen layer keeps its weights
+            stay |= channels_of_it
+        if kernel_of(layer) is not None:
+            of_kernels[name] = channels_of_it
     # A layer that keeps some of its channels keeps all, and so do layers that are added to it.
     while some := [each for each in of_kernels.values() if stay & each and not each <= stay]:
         stay.update(*some)

@@ -45,10 +45,11 @@ def fit(
         if len(shares) > 1 and given.get("verbose", 1) != 0:
             _log.info("%s, %d of %d", heads.name, number, len(shares))
         how = {**given, **_data_of(ensemble, heads, data)}
-        how["callbacks"] = [CountsEpochs(heads), *_callbacks(given.get("callbacks"), heads)]
+        own: list[keras.callbacks.Callback] = [CountsEpochs(heads)]
         if heads.stacked and validate is not None:
             ensemble.note(heads)
-            how["callbacks"].insert(1, ClassMetrics(validate))
+            own.append(ClassMetrics(validate))
+        how["callbacks"] = [*own, *_callbacks(given.get("callbacks"), heads)]
         found = heads.model.fit(**how) if folder is None else _train(ensemble, heads, folder, how)
         heads.epochs = given["epochs"]
         history.add(heads.name, found.history)
@@ -84,7 +85,7 @@ def own_shares(ensemble: Ensemble, folder: Folder | None) -> list[list[int]]:
 
 
 class CountsEpochs(keras.callbacks.Callback):
-    """Notes how many epochs a model has had, for whoever saves it before its ``fit`` ends.
+    """Callback that counts a model's epochs, since a save may come before its ``fit`` ends.
 
     Args:
         heads: the model.
