@@ -62,7 +62,7 @@ class Hook:
     @contextlib.contextmanager
     def showing(self, owner: Any, value: Any) -> Iterator[None]:
         """Replace an attribute that is no function by a value while the block runs."""
-        placed = _put(self, owner, _Value(value), weakly=False)
+        placed = _put(owner, _Value(self, value), weakly=False)
         try:
             yield
         finally:
@@ -95,7 +95,7 @@ class Hook:
         """
         thread = threading.get_ident() if in_thread else None
         alive = None if while_lives is None else weakref.ref(while_lives)
-        placed = _put(self, owner, _Function(replacement, thread, alive), weakly)
+        placed = _put(owner, _Function(self, replacement, thread, alive), weakly)
         if while_lives is not None:
             weakref.finalize(while_lives, _forget_dead, id(owner), self.name).atexit = False
         return placed
@@ -113,9 +113,7 @@ class Hook:
             chain = _chains.get((id(owner), self.name))
             layers = () if chain is None or not chain.is_shown() else chain.living()
         return [
-            each.stand_in.replacement
-            for each in layers
-            if each.hook is self and isinstance(each.stand_in, _Function)
+            each.replacement for each in layers if each.hook is self and isinstance(each, _Function)
         ]
 
 
@@ -128,7 +126,7 @@ class ActiveHook:
     def off(self) -> None:
         """Put the original back, as far as this hook is concerned."""
         with _changing:
-            self._chain.keep(lambda each: each.stand_in is not self._layer.stand_in)
+            self._chain.keep(lambda each: each is not self._layer)
 
 
 def declared() -> tuple[Hook, ...]:
@@ -157,6 +155,7 @@ def is_assigned(owner: Any, name: str) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Function:
+    hook: Hook
     replacement: Callable[..., Any]
     thread: int | None
     alive: weakref.ref[Any] | None
@@ -168,16 +167,12 @@ class _Function:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Value:
+    hook: Hook
     value: Any
     lives: bool = True
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Layer:
-    """A hook on an owner, and what stands in."""
-
-    hook: Hook
-    stand_in: _Function | _Value
+_Layer = _Function | _Value  # what a hook on an owner puts in place of the original
 
 
 class _Chain:
@@ -198,7 +193,7 @@ class _Chain:
             self._inherited = getattr(owner, name)
 
     def living(self) -> tuple[_Layer, ...]:
-        return tuple(each for each in self.layers if each.stand_in.lives)
+        return tuple(each for each in self.layers if each.lives)
 
     def is_shown(self) -> bool:
         """Whether nobody else has assigned the attribute since."""
@@ -213,14 +208,14 @@ class _Chain:
         if not self.layers:
             self._write(self.before)
             return
-        last = self.layers[-1].stand_in
+        last = self.layers[-1]
         if isinstance(last, _Value):
             self._write(last.value)
 
     def add(self, layer: _Layer, weakly: bool) -> None:
         first, self.layers = not self.layers, (*self.living(), layer)
-        if isinstance(layer.stand_in, _Value):
-            self._write(layer.stand_in.value)
+        if isinstance(layer, _Value):
+            self._write(layer.value)
         elif first:
             self._write(self._dispatcher(weakly))
 
@@ -274,8 +269,7 @@ class _Chain:
         """Return replacements for calls of this thread, from the innermost to the outermost."""
         here = threading.get_ident()
         found: list[Callable[..., Any]] = []
-        for layer in reversed(self.layers):
-            one = layer.stand_in
+        for one in reversed(self.layers):
             if isinstance(one, _Value) or not one.lives or one.thread not in (None, here):
                 continue
             if one.replacement not in found:
@@ -300,12 +294,12 @@ def _has_attributes_of_its_own(owner: Any) -> bool:
     return not isinstance(owner, (type, types.ModuleType))
 
 
-def _put(hook: Hook, owner: Any, stand_in: _Function | _Value, weakly: bool) -> ActiveHook:
-    key, layer = (id(owner), hook.name), _Layer(hook, stand_in)
+def _put(owner: Any, layer: _Layer, weakly: bool) -> ActiveHook:
+    key = id(owner), layer.hook.name
     with _changing:
         chain = _chains.get(key)
         if chain is None or not chain.layers or not chain.is_shown():
-            chain = _chains[key] = _Chain(owner, hook.name)
+            chain = _chains[key] = _Chain(owner, layer.hook.name)
         chain.add(layer, weakly)
         return ActiveHook(chain, layer)
 

@@ -12,9 +12,11 @@ import tensorflow as tf
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.protocols import Layer, MeasuresCurvature, Model, Optimizer, Variable
 
+_VARIABLES = (tf.Variable,) if KERAS_2 else (keras.Variable, tf.Variable)
+
 if KERAS_2:
     Trainer = keras.Model
-    # Those of tensorflow-addons are of the second kind, or of the first, as one asks for them.
+    # An optimizer of tensorflow-addons is of the second kind, or of the first if it is asked for.
     OPTIMIZERS: Any = (
         keras.optimizers.Optimizer,
         keras.optimizers.legacy.Optimizer,
@@ -85,11 +87,7 @@ def kind_of_keras(name: str, dtype: tf.DType, trainable: bool) -> str | None:
 
 def is_variable(value: Any) -> bool:
     """Whether a value is a variable of Keras or of TensorFlow."""
-    return (
-        isinstance(value, (keras.Variable, tf.Variable))
-        if not KERAS_2
-        else isinstance(value, tf.Variable)
-    )
+    return isinstance(value, _VARIABLES)
 
 
 def native(variable: Variable) -> Any:

@@ -111,7 +111,7 @@ class BucketSum:
         self.name = summands.packing.name(bucket)
         self.collectives: list[Collective] = []
         self.changes = summands.packing.changes if replica == 0 else []
-        self._summands, self._replica, self._bucket = summands, replica, bucket
+        self._summands, self._replica, self.bucket = summands, replica, bucket
         self._trial = trial
         self._places = [summands.places[i] for i in bucket.members]
         self._variant: tuple[int, ...] = ()
@@ -120,19 +120,9 @@ class BucketSum:
 
     # -- sums
 
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Positions of the bucket's gradients in the step's list."""
-        return self._bucket.members
-
-    @property
-    def sends_rows(self) -> bool:
-        """Whether the bucket is a sparse gradient, of which rows are sent."""
-        return self._bucket.rows
-
     def sum(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sums of the bucket's gradients, computed by its method."""
-        if self._bucket.rows:
+        if self.bucket.rows:
             return [self._sum_rows(slices) for slices in tensors]
         given = self._take(tensors)
         sums = list(self.method.sums(self))
@@ -317,7 +307,7 @@ class BucketSum:
 
     def say(self, reason: str) -> None:
         """See ``Load``."""
-        self._summands.packing.reasons[self._bucket, self._variant] = reason
+        self._summands.packing.reasons[self.bucket, self._variant] = reason
 
     def all_reduce(
         self, x: tf.Tensor, wire: str = LOSSLESS, residual: tf.Tensor | None = None, what: str = ""
@@ -325,15 +315,13 @@ class BucketSum:
         """See ``Load``."""
         size = wire_bytes(wire, x.dtype, x.shape.num_elements())
         name, seed = self._new(what, size, size), self._seed_of(wire, residual is not None)
-        team, trial = self._summands.team, self._trial
-        is_in_a_branch = tf.compat.v1.get_default_graph() is not self._graph
-        if trial is None or is_in_a_branch or not trial.compares(size):
-            return team.sum(self._replica, x, name, wire, residual, seed)
-        return trial.run(
-            lambda schedule: team.sum(self._replica, x, name, wire, residual, seed, schedule),
-            [x] if residual is None else [x, residual],
-            size,
+        sum_by = functools.partial(
+            self._summands.team.sum, self._replica, x, name, wire, residual, seed
         )
+        is_in_a_branch = tf.compat.v1.get_default_graph() is not self._graph
+        if self._trial is None or is_in_a_branch:
+            return sum_by()
+        return self._trial.run(sum_by, [x] if residual is None else [x, residual], size)
 
     def all_gather(self, x: tf.Tensor, wire: str = LOSSLESS, what: str = "") -> tf.Tensor:
         """See ``Load``."""
@@ -388,7 +376,7 @@ class BucketSum:
 
     def shared(self, make: Callable[[BucketSum, tuple[str, ...]], Any]) -> Any:
         """See ``Load``."""
-        packing, kind = self._summands.packing, type(self._bucket.method)
+        packing, kind = self._summands.packing, type(self.bucket.method)
         buckets = tuple(each.name for each in packing.buckets if isinstance(each.method, kind))
         key = (kind, self._replica, buckets)
         if key not in packing.shared:

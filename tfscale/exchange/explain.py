@@ -270,8 +270,6 @@ class Explanation(list[Row]):
                     f"{_ms(lost)} ms longer than as {LOSSLESS!r}"
                 )
 
-    __str__ = __repr__
-
 
 _COLUMNS = ("numbers", "bytes", "method", "ms by model", "ms taken")
 

@@ -231,9 +231,9 @@ class Reducer:
             backpressure = Backpressure()
 
             def parts(one: BucketSum, tensors: list[Any]) -> list[Any]:
-                if one.sends_rows:
+                if one.bucket.rows:
                     return one.sum(tensors)
-                own = one.scatter(tensors, cut.matrix([given[i] for i in one.members]))
+                own = one.scatter(tensors, cut.matrix([given[i] for i in one.bucket.members]))
                 backpressure.sent(tensors, own)
                 return own
 

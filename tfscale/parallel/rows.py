@@ -6,27 +6,24 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.exchange.rows import is_rows
 from tfscale.parallel.layout import Flat, Layout, Split
 
 
 def part_of_total(total: Any, layout: Layout, rank: int) -> Any:
     """Return a rank's part of a sum, dense or of rows."""
-    return part_of_rows(total, layout, rank) if _is_rows(total) else layout.part(total, rank)
+    return part_of_rows(total, layout, rank) if is_rows(total) else layout.part(total, rank)
 
 
 def part_of_rows(total: Any, layout: Layout, rank: int) -> Any:
     """Return a rank's part of a sum of rows; anything else stays as it is."""
-    if not _is_rows(total):
+    if not is_rows(total):
         return total
     if isinstance(layout, Flat):
         return _numbers(total, layout, rank)
     if isinstance(layout, Split):
         return _slice(total, layout, rank)
     return total if layout.held(rank) else tf.zeros([0], total.dtype)
-
-
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, tf.IndexedSlices)
 
 
 def _numbers(rows: tf.IndexedSlices, layout: Flat, rank: int) -> tf.IndexedSlices:

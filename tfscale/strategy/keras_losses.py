@@ -121,7 +121,7 @@ def _update_mean(
     With ``reduction="none"`` Keras does not divide losses by the number of replicas, but multiplies
     the logged loss by that number. So the loss tracker gets losses that are divided.
     """
-    step, all_have_it, values = this_step(), _all_have(values), _read(values)
+    step, all_have_it, values = this_step(), _all_have(values), read_value(values)
     if step.share is not None and all_have_it:
         sample_weight = step.share.weight() if sample_weight is None else sample_weight
     elif step.share is not None and _is_floating(values):
@@ -139,7 +139,7 @@ def _update_sum(
     original: Callable[..., Any], metric: Metric, values: Any, sample_weight: Any = None
 ) -> Any:
     """Add a replica's part to a sum, if a metric gets one number for a batch."""
-    share, all_have_it, values = this_step().share, _all_have(values), _read(values)
+    share, all_have_it, values = this_step().share, _all_have(values), read_value(values)
     if share is not None and all_have_it:
         weight = share.weight()
         values = weight * tf.cast(values, weight.dtype) * share.copies  # of which one counts
@@ -157,7 +157,7 @@ def _all_have(values: Any) -> bool:
     return isinstance(values, (int, float)) or (is_variable(values) and not values.shape)
 
 
-def _read(values: Any) -> Any:
+def read_value(values: Any) -> Any:
     """Return a variable's value as a tensor.
 
     TensorFlow treats a Keras variable as a tensor, but the variable's dtype is a text.

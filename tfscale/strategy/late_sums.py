@@ -76,11 +76,6 @@ class LateSums:
         """Number of batches that this process's replicas have left out."""
         return sum(int(pace.skipped.numpy()) for pace in self._paces.values())
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a step has been traced that begins sums."""
-        return bool(self._variables)
-
     def thinned(self, replica: int, data: Any) -> Any:
         """Return a replica's part of a batch, without rows if the replica leaves it out."""
         return self._pace(replica).thinned(data) if self._state.rule.skips else data
@@ -118,7 +113,7 @@ class LateSums:
     def catch_up(self, replica: int) -> None:
         """Apply all sums that are on their way, on all replicas."""
         flags = self._state.of_replica(replica)
-        if not self.has_begun:
+        if not self._variables:  # no step has been traced that begins sums
             return
 
         def is_under_way(number: tf.Tensor) -> tf.Tensor:
@@ -140,9 +135,9 @@ class LateSums:
         if measures_curvature(inner) and inner.update_each > 1:
             name = type(inner).__name__
             raise ValueError(_SELDOM_CURVATURE.format(rule, name, inner.update_each))
-        if self.has_begun and [id(v) for v in variables] != [id(v) for v in self._variables]:
+        if self._variables and [id(v) for v in variables] != [id(v) for v in self._variables]:
             raise ValueError(_OTHER_VARIABLES.format(rule, len(self._variables), len(variables)))
-        if not self.has_begun:
+        if not self._variables:
             # Evaluations that were traced before do not catch up.
             self._state.model.test_function = self._state.model.predict_function = None
         self._variables = variables

@@ -63,18 +63,8 @@ def join_workers(extended: Extended, settings: Settings) -> Settings:
         chosen = backends.TENSORFLOW if extended.on_gpus else backends.ENGINE
         settings = dataclasses.replace(settings, backend=chosen)
     _say_who_trains(extended)
-    if settings.policy != MethodPolicy():
-        wire, method = settings.wire, settings.method
-        asked = f"wire={wire!r}" if method is None else f"method={method!r}"
-        _say_if_nothing_travels(extended, asked)
-    if settings.weights_policy != MethodPolicy():
-        _say_if_nothing_travels(extended, f"weights_wire={settings.weights_wire!r}")
-    if settings.in_rounds:
-        _say_if_nothing_travels(extended, f"sync={settings.sync!r}")
-    if settings.shares is not None:
-        _say_if_nothing_travels(extended, f"shares={settings.shares!r}")
-    if settings.grid is not None and not settings.grid.is_plain:
-        _say_if_nothing_travels(extended, f"grid={settings.grid!r}")
+    if extended.number_of_replicas == 1:
+        _say_that_nothing_travels(settings)
     hosts, group = extended.hosts, extended.group
     devices = [name.rsplit("device:", 1)[-1] for name in extended.devices]
     own = {"list of devices": devices, **settings.of_all_workers()}
@@ -209,6 +199,13 @@ def _say_who_trains(extended: Extended) -> None:
     _log.info("ScaleStrategy: %d %s, on %s", replicas, word, where)
 
 
-def _say_if_nothing_travels(extended: Extended, asked: str) -> None:
-    if extended.number_of_replicas == 1:
-        _log.warning(_NOTHING_TRAVELS, asked)
+def _say_that_nothing_travels(settings: Settings) -> None:
+    asked = {
+        "wire" if settings.method is None else "method": settings.policy != MethodPolicy(),
+        "weights_wire": settings.weights_policy != MethodPolicy(),
+        "sync": settings.in_rounds,
+        "shares": settings.shares is not None,
+        "grid": settings.grid is not None and not settings.grid.is_plain,
+    }
+    for name in (name for name, is_asked in asked.items() if is_asked):
+        _log.warning(_NOTHING_TRAVELS, f"{name}={getattr(settings, name)!r}")

@@ -50,7 +50,6 @@ class ModelRounds:
 
     def __init__(self, state: RoundState) -> None:
         self.state, self._rule = state, state.rule
-        self.everybody = state.reducer.team
         self.team = state.teams.team
         self._several_workers = state.strategy.extended.number_of_workers > 1
         self._statistics: list[Any] = []

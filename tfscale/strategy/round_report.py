@@ -38,7 +38,7 @@ class RoundReport:
 
     def sent_by_rule(self) -> list[Row]:
         """Return rows of what a rule sends at the end of a round, besides the reducer's buckets."""
-        state, everybody = self._state, self._rounds.everybody
+        state, everybody = self._state, self._state.reducer.team
         weights = [describe(v) for v in state.trained]
         if state.mixtures:
             bucket = BucketId(MIXED, state.label)

@@ -132,10 +132,6 @@ class Parts:
             else:
                 working.assign(held)
 
-    def are_shared_out(self, variables: Sequence[Variable]) -> list[bool]:
-        """Return which of these weights are parts, that those who hold the same share out."""
-        return [isinstance(layout, SharedOut) for layout in self.of(variables).layouts]
-
     def of(self, variables: Sequence[Variable]) -> Cut:
         """Return what replicas hold of these weights."""
         return Cut([self.layouts[self._places[key_of(v)]] for v in variables], self.is_even)
@@ -401,11 +397,8 @@ def _seeing(strategy: Strategy, optimizer: Optimizer, parts: Parts) -> Iterator[
 
     with contextlib.ExitStack() as stack:
         on = stack.enter_context
-        on(
-            hooks.CLIP_GRADIENTS.on(
-                inner, functools.partial(clipped, team, parts.is_even), in_thread=True
-            )
-        )
+        clip = functools.partial(clipped, team, parts.is_even)
+        on(hooks.CLIP_GRADIENTS.on(inner, clip, in_thread=True))
         if inner.use_ema:
             on(hooks.AVERAGE_WEIGHTS.on(inner, with_parts, in_thread=True))
             on(hooks.TAKE_AVERAGES.on(inner, with_parts, in_thread=True))
@@ -436,14 +429,13 @@ def _spread(
     changed = parts.variables if inner.use_ema else variables  # all may have become averages
 
     def spread() -> tf.Operation:
-        are_shared = parts.are_shared_out(changed)
-        copies = [v for v, shared in zip(changed, are_shared, strict=True) if not shared]
+        shared = [v for v in changed if isinstance(parts.layout_of(v), SharedOut)]
+        copies = [v for v in changed if not isinstance(parts.layout_of(v), SharedOut)]
         own = [own_copy(one).read_value() for one in parts.working(copies)]
         cut, wires = parts.of(copies), parts.wires
         strategy.sharding.spreader.spread(own, copies, optimizer, cut, wires)
-        if any(are_shared):
-            others = [v for v, shared in zip(changed, are_shared, strict=True) if shared]
-            _join_shares(strategy, parts, others)
+        if shared:
+            _join_shares(strategy, parts, shared)
         return tf.no_op()
 
     def constrain() -> tf.Operation:
@@ -472,9 +464,6 @@ def _join_shares(strategy: Strategy, parts: Parts, variables: Sequence[Variable]
     wholes = strategy.parts.gradients.join_shares(own, variables, layouts, rank)
     for variable, whole in zip(variables, wholes, strict=True):
         native(variable).values[replica].assign(whole)
-
-
-# ------------------------------------------------------------------------- shown
 
 
 # ---------------------------------------------------------------------- refusals

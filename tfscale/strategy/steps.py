@@ -176,7 +176,7 @@ def _result(strategy: Strategy, step: ModelStep, result: Any) -> Any:
     """Return what Keras gets from a step: tensors, and logs of the whole batch."""
     if step.makes_logs:
         result = own_losses.logged(*keras_losses.with_results_of_all(result))
-    result = tf.nest.map_structure(_read, result)
+    result = tf.nest.map_structure(keras_losses.read_value, result)
     if step.makes_logs:
         return result
     return tf.nest.map_structure(functools.partial(_of_team, strategy.extended), result)
@@ -280,12 +280,6 @@ def _of_team(extended: Any, result: Any) -> Any:
         return result
     counted = result if this_step().counts else tf.zeros_like(result)
     return counted * tf.cast(extended.grid.team, result.dtype)
-
-
-def _read(result: Any) -> Any:
-    """Return a result as a tensor: the result of a metric may be its variable."""
-    variable = isinstance(result, (keras.Variable, tf.Variable))
-    return tf.convert_to_tensor(result) if variable else result
 
 
 # -------------------------------------------------------------------- gradients

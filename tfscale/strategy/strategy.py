@@ -201,11 +201,6 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         return every if self.rounds is None else [*every, self.rounds.reducer]
 
     @property
-    def cluster_resolver(self) -> Any:
-        """Cluster resolver, which lists the workers."""
-        return self.extended.cluster_resolver
-
-    @property
     def num_replicas_in_sync(self) -> Any:
         """Number of replicas; in a step, division by it multiplies by the replica's share."""
         share = this_step().share
@@ -313,11 +308,12 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         """Give every replica its part of each batch of a dataset."""
         origin.refuse_other_scope(self)
         building.watch_seeds(self)  # before a callback restores them
-        distribute: Callable[[Any], Any] = functools.partial(
-            super().experimental_distribute_dataset, options=options
-        )
-        if self.extended.number_of_replicas == 1:
-            distribute = _as_it_is
+        several = self.extended.number_of_replicas > 1
+        give = super().experimental_distribute_dataset
+
+        def distribute(whole: Any) -> Any:
+            return give(whole, options) if several else whole
+
         distributed = distribute(dataset)
         shapes_apart(dataset, distributed, distribute)
         return distributed
@@ -381,11 +377,6 @@ def _refuse_xla(strategy: Any) -> None:
         "a step for one device, and such a step cannot exchange gradients with other devices. "
         'Use jit_compile="auto" (or False): model.compile(..., jit_compile="auto").'
     )
-
-
-def _as_it_is(dataset: Any) -> Any:
-    """Return the dataset itself: a single replica gets all of it."""
-    return dataset
 
 
 def _rank(value: Any) -> Any:

@@ -198,7 +198,6 @@ class _Saved(SaveableObject):
             assign_on_device(v.device, v, self._variable.of_replica(i, tensor))
             for i, v in enumerate(self._variable.values)
         ]
-        self._variable.restored()
         return tf.group(*done)
 
 
@@ -213,9 +212,6 @@ class Private(Weight):
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         raise NotImplementedError
-
-    def restored(self) -> None:
-        """Update dependent state after a checkpoint has given all replicas a value."""
 
     def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if not isinstance(value, DistributedValues) or isinstance(value, DistributedVariable):
@@ -266,11 +262,8 @@ class LocalWeight(OfKeras):
 
     def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         done = super()._update_cross_replica(update_fn, value, **kwargs)
-        self.restored()
-        return done
-
-    def restored(self) -> None:
         self.observer.assigned(self)
+        return done
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         step = this_step()

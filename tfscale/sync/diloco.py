@@ -15,7 +15,7 @@ from tfscale.compression.method import Method, refuse_several_exchanges
 from tfscale.compression.policy import MethodPolicy, WirePolicy
 from tfscale.support import arguments
 from tfscale.sync.period import Period, checked_count, checked_period
-from tfscale.sync.rule import Round, Rule
+from tfscale.sync.rule import Round, Rule, assign
 
 OUTER = "outer"
 
@@ -225,8 +225,7 @@ def _changes(round: Round) -> list[tf.Tensor]:
 
 def _outer_step(round: Round, means: list[tf.Tensor], counts: bool = True) -> None:
     """Make a step of the outer optimizer from the outer weights."""
-    for weight, start in zip(round.weights, round.kept(OUTER), strict=True):
-        weight.assign(start)
+    assign(round, round.kept(OUTER))
     round.outer_step(means, counts)
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from tfscale.support import arguments
 from tfscale.sync.period import Period, checked_period
-from tfscale.sync.rule import Round, Rule
+from tfscale.sync.rule import Round, Rule, assign
 
 CENTRE = "centre"
 
@@ -72,5 +72,4 @@ class ElasticAveraging(Rule):
 
     def settle(self, round: Round) -> None:
         """Replace the weights with the centre."""
-        for weight, centre in zip(round.weights, round.kept(CENTRE), strict=True):
-            weight.assign(centre)
+        assign(round, round.kept(CENTRE))

@@ -13,7 +13,7 @@ from tfscale.collectives.gossip import Topology, checked_topology
 from tfscale.collectives.wires import LOSSLESS, checked
 from tfscale.support import arguments
 from tfscale.sync.period import Period, checked_period
-from tfscale.sync.rule import Round, Rule
+from tfscale.sync.rule import Round, Rule, assign
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -92,11 +92,11 @@ class Gossip(Rule):
     def end(self, round: Round) -> None:
         """Replace the weights with this round's mixture."""
         values = [weight.read_value() for weight in round.weights]
-        _assign(round, round.mix(values, self.mixtures(round.replicas), self.wire))
+        assign(round, round.mix(values, self.mixtures(round.replicas), self.wire))
 
     def settle(self, round: Round) -> None:
         """Replace the weights with their mean over all replicas."""
-        _assign(round, round.mean([weight.read_value() for weight in round.weights]))
+        assign(round, round.mean([weight.read_value() for weight in round.weights]))
 
 
 def refuse_if_mean_changes(rule: Rule, mixtures: Sequence[Schedule]) -> None:
@@ -108,11 +108,6 @@ def refuse_if_mean_changes(rule: Rule, mixtures: Sequence[Schedule]) -> None:
                 f"{mixture.ranks} replicas, the shares that a replica receives do not sum to 1. "
                 "Return rounds in which each replica sends to as many replicas as it receives from"
             )
-
-
-def _assign(round: Round, values: Sequence[Any]) -> None:
-    for weight, value in zip(round.weights, values, strict=True):
-        weight.assign(value)
 
 
 def _named(topology: Any) -> str:

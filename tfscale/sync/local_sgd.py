@@ -6,7 +6,7 @@ import dataclasses
 
 from tfscale.support import arguments
 from tfscale.sync.period import Period, checked_count, checked_period
-from tfscale.sync.rule import Round, Rule
+from tfscale.sync.rule import Round, Rule, assign
 
 _PARTS = ("weights", "optimizer")
 
@@ -51,7 +51,6 @@ class LocalSGD(Rule):
     def end(self, round: Round) -> None:
         """Replace weights, and the optimizer's state if it is averaged, with their means."""
         values = [weight.read_value() for weight in round.weights]
-        for weight, mean in zip(round.weights, round.mean(values), strict=True):
-            weight.assign(mean)
+        assign(round, round.mean(values))
         if "optimizer" in self.average:
             round.average_optimizer()

@@ -231,6 +231,12 @@ class Rule:
         """Make weights equal on all replicas at the end of ``fit``, after the end of a round."""
 
 
+def assign(round: Round, values: Sequence[Any]) -> None:
+    """Assign values to the weights of a round."""
+    for weight, value in zip(round.weights, values, strict=True):
+        weight.assign(value)
+
+
 def refuse_wrong_lengths(rule: Rule) -> None:
     """Raise ``ValueError`` if a user's rule does not say how many steps its rounds have."""
     kind = type(rule).__name__
