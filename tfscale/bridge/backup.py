@@ -82,7 +82,7 @@ class WholeBackup(keras.callbacks.BackupAndRestore):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save after every ``save_freq`` batches."""
-        steps = self.params.get("steps")
+        steps = (self.params or {}).get("steps")
         self._trained = steps is not None and batch + 1 >= steps
         super().on_train_batch_end(batch, logs)
 

@@ -6,6 +6,7 @@ import collections.abc
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfscale.bridge.hooks import NO_METRICS, NO_OPTIMIZER
@@ -48,12 +49,12 @@ class Batches:
             x, y=y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps
         )
         dataset = self._adapter.get_tf_dataset()
+        if steps is None and (_is_endless(dataset) or isinstance(x, keras.utils.PyDataset)):
+            steps = self._adapter.num_batches
+            if steps is None:
+                raise ValueError(_ENDLESS.format(who=who))
         if steps is not None:
             dataset = dataset.take(steps)
-        elif int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
-            if not self._adapter.num_batches:
-                raise ValueError(_ENDLESS.format(who=who))
-            dataset = dataset.take(self._adapter.num_batches)
         self._spec = dataset.element_spec
         self._dataset = model.distribute_strategy.experimental_distribute_dataset(dataset)
 
@@ -75,8 +76,10 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         self._adapter.on_epoch_begin()
-        yield from self._dataset
-        self._adapter.on_epoch_end()
+        try:
+            yield from self._dataset
+        finally:
+            self._adapter.on_epoch_end()
 
 
 def batches_of(
@@ -86,5 +89,11 @@ def batches_of(
     adapter = get_data_adapter(x, y=y, batch_size=batch_size, steps_per_epoch=steps)
     adapter.on_epoch_begin()
     dataset = adapter.get_tf_dataset()
-    yield from dataset if steps is None else dataset.take(steps)
-    adapter.on_epoch_end()
+    try:
+        yield from dataset if steps is None else dataset.take(steps)
+    finally:
+        adapter.on_epoch_end()
+
+
+def _is_endless(dataset: tf.data.Dataset) -> bool:
+    return int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY

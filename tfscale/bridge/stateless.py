@@ -1,8 +1,11 @@
-"""Keras's scopes in which variables are made without values: Keras builds a layer in one, first."""
+"""Keras's stateless scopes, in which variables have other values, or are made without values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import keras
 
 from tfscale.bridge.installed import KERAS_2
 
@@ -25,6 +28,14 @@ def call_when_variables_have_values(function: Callable[[], None]) -> None:
         function()
     else:
         register_uninitialized_variable(_Waiting(function))
+
+
+def regularized(model: keras.Model) -> list[tuple[Any, Any]]:
+    """Return the variables whose values Keras takes from a scope for penalties, with their values.
+
+    A stateless scope must have them, whichever variables it is made for.
+    """
+    return [(v, v.value) for v in model.trainable_variables if v.regularizer is not None]
 
 
 def forget_unmade_variables() -> None:

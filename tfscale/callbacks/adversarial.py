@@ -101,7 +101,7 @@ class Adversarial(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Set the share and the strength of an execution."""
-        step = progress.steps(self.model.optimizer)
+        step = progress.steps(self.model)
         for name, amount_at in self._amount_at.items():
             value = _checked(name, float(amount_at(step)))
             if value != self._values[name]:

@@ -103,15 +103,27 @@ class Curvature(keras.callbacks.Callback):
         self._hessian: Any = None
         self._lines: JsonLines | None = None
         self._board: TensorBoard | None = None
+        self._begun = False
         self._epoch = 0
         self._next = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Open the files, and plan the first measurement."""
-        step = progress.steps(self.model.optimizer)
+        """Check the strategy, and forget the matrix."""
         refuse_other_strategies(self.model, "callbacks.Curvature")
-        goes_on = bool(self.measured) or step > 0
         self._hessian = None  # the model may not be built yet
+        self._begun = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the epoch. In the first one, all callbacks have restored what they restore."""
+        self._epoch = epoch
+        if not self._begun:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Open the files, and plan the first measurement."""
+        self._begun = True
+        step = progress.steps(self.model)
+        goes_on = bool(self.measured) or step > 0
         if isinstance(self._every, int):
             self._next = step + self._every
         writes = self.model.distribute_strategy.extended.should_checkpoint  # True in one process
@@ -121,14 +133,10 @@ class Curvature(keras.callbacks.Callback):
         if self._tensorboard is not None and writes:
             self._board = TensorBoard(Path(self._tensorboard), "curvature")
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note the epoch."""
-        self._epoch = epoch
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Measure if it is time, once for each execution at most."""
         if isinstance(self._every, int):
-            step = progress.steps(self.model.optimizer)
+            step = progress.steps(self.model)
             if step >= self._next:
                 self._next = step + self._every
                 self._measure(step)
@@ -137,7 +145,9 @@ class Curvature(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Measure, if the callback measures each epoch."""
         if self._every == EPOCH:
-            self._measure(progress.steps(self.model.optimizer))
+            self._measure(progress.steps(self.model))
+        if self._progress and logs is not None:  # CSVLogger takes its columns from the first epoch
+            logs.update({f"curvature_{name}": math.nan for name in self._what})
         self._show(logs)
 
     def on_train_end(self, logs: Any = None) -> None:

@@ -134,10 +134,11 @@ class CurvatureGrowth(GrowingBatches):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Check the settings of ``fit``. A checkpoint may be restored after this."""
-        if self.params["steps"] is not None:
+        steps = (self.params or {}).get("steps")
+        if steps is not None:
             raise ValueError(
                 "an epoch of BatchGrowth.by_curvature is a pass over the data, of fewer steps as "
-                f"batches grow, and fit was given steps_per_epoch={self.params['steps']}: leave it "
+                f"batches grow, and fit was given steps_per_epoch={steps}: leave it "
                 "out"
             )
         self._check_sizes([self.batch, self.largest])
@@ -181,8 +182,8 @@ class CurvatureGrowth(GrowingBatches):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Log the batch size and the eigenvalue."""
         super().on_epoch_end(epoch, logs)
-        if logs is not None and self.measures:
-            logs["curvature_top"] = self.measures[-1].eigenvalue
+        if logs is not None:  # CSVLogger takes its columns from the first epoch
+            logs["curvature_top"] = self.measures[-1].eigenvalue if self.measures else math.nan
 
     # ------------------------------------------------------------------- the rule
 

@@ -96,7 +96,7 @@ class GrowingBatches(keras.callbacks.Callback):
         """Check the sizes and the number of steps of an epoch."""
         self._read = False
         self._check_sizes(self.sizes.values())
-        if self.params["steps"] is None:
+        if (self.params or {}).get("steps") is None:
             raise ValueError(
                 "the data of BatchGrowth has no end, so fit doesn't know where an epoch ends. "
                 "Give fit steps_per_epoch=..."
@@ -127,7 +127,7 @@ class GrowingBatches(keras.callbacks.Callback):
             logs["batch_size"] = self.size(max(0, self._steps_made() - 1))
 
     def _steps_made(self) -> int:
-        return progress.steps(self.model.optimizer)
+        return progress.steps(self.model)
 
 
 def _stage(

@@ -98,7 +98,9 @@ class Preemption(WholeBackup):
         """Restore the former handler of SIGTERM; save and end if a worker got the signal."""
         self._sigterm.stop()
         if self._some_worker_got_it():
-            self._current_epoch = self.params["epochs"]  # an early end of training is its end
+            self._current_epoch = (self.params or {}).get(
+                "epochs", self._current_epoch
+            )  # an early end of training is its end
             self._save_model()
             self._leave()
         super().on_train_end(logs)

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.objects import given_rate, innermost
+from tfscale.bridge.objects import given_rate, innermost, optimizers_of
 from tfscale.training.schedules.schedule import EPOCHS, STEPS
 
 
@@ -21,8 +21,22 @@ def updates(optimizer: Any) -> int:
     return int(number(innermost(optimizer).iterations))
 
 
-def steps(optimizer: Any) -> int:
+def counting(model: Any) -> Any:
+    """Return the optimizer that counts the batches of a model.
+
+    It is the compiled one. But a model with optimizers of its own, as a GAN, may never use that:
+    then it is the one of them that has made the fewest updates, as critics make several in a batch.
+    """
+    compiled = innermost(model.optimizer)
+    if not updates(compiled):
+        others = [one for one in map(innermost, optimizers_of(model)) if updates(one)]
+        return min(others, key=updates, default=compiled)
+    return compiled
+
+
+def steps(model: Any) -> int:
     """Return the number of batches trained on, up to the last whole window."""
+    optimizer = counting(model)
     return updates(optimizer) * window(optimizer)
 
 

@@ -142,6 +142,7 @@ class Telemetry(keras.callbacks.Callback):
         self._batches = Batches(None, None, None)
         self._devices = 1
         self._epoch = 0
+        self._has_started = False
         self._first_step = 0
         self._step = 0
         # Finished batches of the epoch, with the time of their end; threads may add them in any
@@ -180,11 +181,10 @@ class Telemetry(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Open the files, and attach to the strategy's engine."""
         self._forget()
-        strategy, optimizer = self.model.distribute_strategy, self.model.optimizer
+        strategy = self.model.distribute_strategy
         self._engine_log = engine_log_of(strategy)
         self._devices = int(strategy.num_replicas_in_sync)
         self._batches = batches_of_fit(self.params or {}, self._given)
-        self._step = self._first_step = progress.steps(optimizer)
         if self._engine_log is not None:
             self._sent_before = self._engine_log.sent()
             ours = scaling(strategy)
@@ -198,16 +198,25 @@ class Telemetry(keras.callbacks.Callback):
                 self._engine_log.watch(self._samples.watch)
         keep_out_of_bar(_NOT_IN_BAR)
         self._open_sinks()
-        self._write("start", **self._about())
         self._began = time.perf_counter()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Reset the means of the epoch."""
+        if not self._has_started:
+            self._start()
         self._epoch, self._ends = epoch, []
         self._epoch_whole, self._epoch_usual = Mean(), Mean()
 
+    def _start(self) -> None:
+        """Note the first step, once all callbacks have restored what they restore."""
+        self._has_started = True
+        self._step = self._first_step = progress.steps(self.model)
+        self._write("start", **self._about())
+
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Begin a measured interval; called once for each execution, in the thread that trains."""
+        if not self._has_started:  # a loop of the user without epochs
+            self._start()
         now = time.time()
         steps = self._batches.steps(batch, int(self.model.steps_per_execution))
         self._begun_steps += steps

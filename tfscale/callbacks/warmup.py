@@ -38,7 +38,6 @@ class Warmup(keras.callbacks.Callback):
       optimizer, an epoch has as many steps as in the first.
     - **Nothing else may set the rate.** If ``ReduceLROnPlateau`` or your code does, the next step
       raises an error. An optimizer that has its own schedule is refused.
-      step raises an error. An optimizer that has a schedule of its own is refused.
 
     Args:
         schedule: a schedule of ``tfscale.schedules``, also with its epoch length or batch size left
@@ -115,6 +114,7 @@ class Warmup(keras.callbacks.Callback):
         self._rate_of: Any = None
         self._multiply: Any = None
         self._rate: float | None = None
+        self._batches = 0  # of this fit
 
     def set_model(self, model: Any) -> None:
         """Note the compiled rate, before a callback restores a checkpoint."""
@@ -127,6 +127,7 @@ class Warmup(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Make the schedule in steps."""
         self._rate = None
+        self._batches = 0
         optimizer = innermost(self.model.optimizer)
         if self._corrects:
             momentum.buffers_with_rate(optimizer)  # raises for unknown optimizers
@@ -140,6 +141,9 @@ class Warmup(keras.callbacks.Callback):
         """Set the rate, once for each execution."""
         optimizer = innermost(self.model.optimizer)
         updates, window = progress.updates(optimizer), progress.window(optimizer)
+        if self._batches >= window:
+            self._refuse_an_optimizer_that_does_not_train(optimizer)
+        self._batches += 1
         self._set(optimizer, float(self._rate_of((updates + 1) * window - 1)))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -148,7 +152,18 @@ class Warmup(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Log the rate."""
+        self._refuse_an_optimizer_that_does_not_train(innermost(self.model.optimizer))
         self._log(logs)
+
+    def _refuse_an_optimizer_that_does_not_train(self, optimizer: Any) -> None:
+        trains = progress.counting(self.model)
+        if trains is not optimizer:
+            raise RuntimeError(
+                f"Warmup sets the learning rate of model.optimizer ({type(optimizer).__name__}), "
+                f"which makes no updates: {self.model.name!r} trains with optimizers of its own, "
+                f"such as {type(trains).__name__}. Give each of them a schedule of "
+                "tfscale.schedules as learning_rate, or pass the one that trains to super().compile"
+            )
 
     def _log(self, logs: Any) -> None:
         if logs is not None and self._rate is not None:
@@ -195,7 +210,7 @@ class Warmup(keras.callbacks.Callback):
                 f"batch and batch_per_replica scale a rate, and {schedule!r} does not say for "
                 "which batch its rate is. Give it base_batch=..., or leave them out here"
             )
-        return progress.in_steps(schedule, self.params["steps"], "Warmup")
+        return progress.in_steps(schedule, (self.params or {}).get("steps"), "Warmup")
 
     def _samples_per_update(self, schedule: schedules.Schedule) -> int:
         if self._batch is not None:

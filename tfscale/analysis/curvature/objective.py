@@ -34,6 +34,7 @@ from tfscale.bridge.objects import (
     path_of,
     takes_training,
 )
+from tfscale.bridge.stateless import regularized
 from tfscale.exchange.scaling import scaling
 
 # A function of a model and a batch, as ``fit`` gives it to a step: the losses of its rows, or their
@@ -52,8 +53,8 @@ class Parts:
         loss: the whole contribution.
         divisors: divisor of each part for this replica's rows; the last one is the number of rows.
         terms: contribution of each part.
-        elements: for each loss, the losses of all elements before reduction, if the loss shows
-            them.
+        elements: for each loss, what it reduces: the losses of all elements, or one number if the
+            loss has reduced them already; None if the loss shows nothing.
         outputs: the outputs of the model.
     """
 
@@ -133,7 +134,8 @@ class Objective:
             draw: makes targets from predictions, which replace the true targets.
         """
         parts = Parts(batch, scales, self.losses)
-        state = [*zip(self.variables, values, strict=True), *self._seeds(number)]
+        moved = zip(self.variables, values, strict=True)
+        state = [*regularized(self.model), *moved, *self._seeds(number)]
         with keras.StatelessScope(state, collect_losses=True, initialize_variables=False):
             if self.own is not None:
                 parts.loss = parts.weighted(-1, self._own_loss(parts, self.own, batch))
@@ -220,22 +222,26 @@ class _Part:
         parts, place = self._parts, self._place
         if self._draw is not None:
             y_true = self._draw(innermost_loss(self._loss), y_pred, place)
-        rows = parts.divisors[-1]
-
-        parts.divisors[place] = rows
+        parts.divisors[place] = parts.divisors[-1]
+        elements = None
 
         def reduce(call: Any, losses: Any, how: Reduction) -> Any:
-            parts.elements.append(losses)
-            held = how.divisor()
-            if not how.is_mean:
-                parts.divisors[place] = tf.zeros([], tf.float64)
-            elif held is not None:
-                parts.divisors[place] = tf.cast(held, tf.float64) * _present()
+            # A loss may compute other losses. Its own reduction is the last one.
+            nonlocal elements
+            elements, parts.divisors[place] = losses, _divisor(how, parts.divisors[-1])
             return call(losses, how)
 
         with reducing(reduce):
             loss = self._loss(y_true, y_pred, sample_weight)
+        parts.elements.append(elements)
         return parts.weighted(place, loss if self._weight is None else loss * self._weight)
+
+
+def _divisor(how: Reduction, rows: tf.Tensor) -> tf.Tensor:
+    if not how.is_mean:
+        return tf.zeros([], tf.float64)
+    held = how.divisor()
+    return rows if held is None else tf.cast(held, tf.float64) * _present()
 
 
 def _present() -> tf.Tensor:

@@ -164,12 +164,13 @@ class Fisher(OfModel):
 
     def _products_of(self, parts: Parts, values: Vector, vectors: list[Vector]) -> list[Vector]:
         elements = parts.elements
-        if not elements or any(one is None for one in elements):
+        if not elements or any(one is None or one.shape.rank == 0 for one in elements):
             raise ValueError(
-                "curvature.Fisher needs the loss of each row, which only compiled losses of Keras "
-                f"give: {self.model.name!r} computes its loss by itself. Give loss=, a "
-                "function of the model and a batch that returns the losses of the batch's rows; or "
-                "use Hessian"
+                "curvature.Fisher needs the loss of each row, which compiled losses of Keras give. "
+                f"{self.model.name!r} computes its loss by itself, or a loss of it returns one "
+                "number for all rows (as 'mse' does for outputs without a last axis). Give loss=, "
+                "a function of the model and a batch that returns the losses of the batch's rows; "
+                "or use Hessian"
             )
         weights = _zeros_for_none(tf.gradients(parts.loss, elements), elements)
 

@@ -21,26 +21,23 @@ def chosen(model: Any, rules: str | Iterable[Any] | None, who: str) -> list[Any]
         who: name of the caller, for messages.
     """
     every = list(model.trainable_variables)
-    if rules is None:
-        found = every
-    else:
-        listed = [rules] if isinstance(rules, str) else checked_variables(rules) or ()
-        patterns = [
-            arguments.pattern(rule, "variables") for rule in listed if isinstance(rule, str)
-        ]
-        given = {id(rule) for rule in listed if not isinstance(rule, str)}
-        found = [
-            v
-            for v in every
-            if id(v) in given or any(pattern.search(path_of(v)) for pattern in patterns)
-        ]
-    if not found:
+    listed = [""] if rules is None else checked_variables(rules) or ()
+    found = {id(v) for rule in listed for v in every if _matches(rule, v)}
+    idle = [rule for rule in listed if not any(_matches(rule, v) for v in every)]
+    if idle or not found:
         paths = ", ".join(path_of(v) for v in every[:5])
+        what = ", ".join(rule if isinstance(rule, str) else path_of(rule) for rule in idle)
         raise ValueError(
-            f"{who}: variables={rules!r} matches no trainable variable of {model.name!r}; "
-            f"their paths are {paths or 'none'}{', ...' if len(every) > 5 else ''}"
+            f"{who}: {what!r} in variables={rules!r} matches no trainable variable of "
+            f"{model.name!r}; their paths are {paths or 'none'}{', ...' if len(every) > 5 else ''}"
         )
-    return found
+    return [v for v in every if id(v) in found]
+
+
+def _matches(rule: Any, variable: Any) -> bool:
+    if not isinstance(rule, str):
+        return rule is variable
+    return arguments.pattern(rule, "variables").search(path_of(variable)) is not None
 
 
 def checked_variables(variables: str | Iterable[Any] | None) -> tuple[Any, ...] | None:

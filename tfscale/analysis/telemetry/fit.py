@@ -55,5 +55,13 @@ def batches_of_fit(params: Mapping[str, Any], given: Size | None) -> Batches:
         return Batches(given, count, None)
     adapter = iterator.data_adapter
     whole = count is not None and count == adapter.num_batches
-    last = adapter.partial_batch_size if whole and adapter.has_partial_batch else None
+    last = _size_of_last(adapter) if whole else None
     return Batches(given or adapter.batch_size or fit.batch_size(iterator), count, last)
+
+
+def _size_of_last(adapter: Any) -> Size | None:
+    """Return the size of a smaller last batch; None if there is none, or Keras does not know."""
+    try:
+        return adapter.partial_batch_size if adapter.has_partial_batch else None
+    except NotImplementedError:  # a PyDataset
+        return None

@@ -60,7 +60,8 @@ class TensorBoard:
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write the numbers of a step."""
-        with tf.init_scope(), tf.device("CPU:0"), self._writer.as_default(step=step):
+        always = tf.summary.record_if(True)  # Keras's TensorBoard may record some steps only
+        with tf.init_scope(), tf.device("CPU:0"), self._writer.as_default(step=step), always:
             tf.summary.experimental.write_raw_pb(_scalars(self._group, numbers).SerializeToString())
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfscale.bridge.losses import compiled_loss
 from tfscale.bridge.objects import build_on, layers_of, takes_training
+from tfscale.bridge.stateless import regularized
 from tfscale.training.adversarial.inputs import Inputs
 
 
@@ -27,7 +28,7 @@ def input_gradients(
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(moved)
             x = inputs.with_moved(moved)
-            with keras.StatelessScope(_regularized(model), collect_losses=True):
+            with keras.StatelessScope(regularized(model), collect_losses=True):
                 predicted = model(x, **_evaluation(model))
                 loss = model.compute_loss(x, y, predicted, sample_weight)
                 if model.optimizer is not None:
@@ -43,11 +44,6 @@ def input_gradients(
 
 def _evaluation(model: keras.Model) -> dict[str, bool]:
     return {"training": False} if takes_training(model) else {}
-
-
-def _regularized(model: keras.Model) -> list[tuple[Any, Any]]:
-    """Return the variables that Keras reads from the scope itself."""
-    return [(v, v.value) for v in model.trainable_variables if v.regularizer is not None]
 
 
 def check(model: keras.Model) -> None:
