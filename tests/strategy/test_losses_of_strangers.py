@@ -658,6 +658,25 @@ def test_metrics_of_numbers_that_all_replicas_have():
     check(lambda: Counts(lambda model, y, p: MSE(y, p)))
 
 
+class CountsRows(Tracked):
+    """Whole numbers of a batch, as how many predictions are right, told to metrics and to logs."""
+
+    def logs(self, x, loss):
+        near = tf.reduce_sum(tf.cast(x[:, 0] > 0, tf.int32))
+        rows, words = tf.shape(x)[0], tf.size(x)
+        for metric, number in zip(self.metrics, (near, rows, near), strict=True):
+            metric.update_state(number)
+        self.sum.update_state(tf.cast(near, tf.float32))
+        self.mean.update_state(tf.math.count_nonzero(x > 0))
+        results = {metric.name: metric.result() for metric in self.metrics}
+        return results | {"near": near, "rows": rows, "words": 2 * words, "half": near / rows}
+
+
+def test_whole_numbers_of_a_batch_are_counted_once():
+    found = check(lambda: CountsRows(lambda model, y, p: MSE(y, p)))
+    assert found["rows"][-1] == len(X) % BATCH
+
+
 # ----------------------------------------------------------------------- data
 
 

@@ -96,4 +96,4 @@ def batches_of(
 
 
 def _is_endless(dataset: tf.data.Dataset) -> bool:
-    return int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY
+    return bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)

@@ -27,6 +27,7 @@ class Metric(Protocol):
     """A metric of Keras."""
 
     name: str
+    dtype: Any
     variables: Sequence[Variable]
 
     def result(self) -> Any: ...

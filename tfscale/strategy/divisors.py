@@ -134,8 +134,29 @@ def is_of_replicas(divisor: tf.Tensor) -> bool:
         return alone and all(map(is_of_replicas, differing))
     if op.type in REDUCES:
         return reduces_the_batch(divisor) or is_of_replicas(op.inputs[0])
+    return _is_size_of_batch(divisor)
+
+
+def is_count(number: tf.Tensor) -> bool:
+    """Return whether a whole number of the batch is the sum of the replicas' numbers.
+
+    So is a sum over samples, as of correct predictions, and the number of rows.
+    """
+    op = number.op
+    if op.type in _KEEPS_DIVISOR:
+        return is_count(op.inputs[0])
+    if op.type == "Mul":
+        differing = [x for x in op.inputs if not is_same_everywhere(x)]
+        return len(differing) == 1 and is_count(differing[0])
+    if op.type == "Sum":
+        return reduces_the_batch(number) or is_count(op.inputs[0])
+    return _is_size_of_batch(number)
+
+
+def _is_size_of_batch(number: tf.Tensor) -> bool:
+    op = number.op
     if op.type == "StridedSlice":
-        is_size = divisor.shape.rank == 0 and op.inputs[0].op.type == "Shape"
+        is_size = number.shape.rank == 0 and op.inputs[0].op.type == "Shape"
         return bool(is_size) and _axis_of_size(op) == 0
     return bool(op.type == "Size" or (op.type == "Prod" and op.inputs[0].op.type == "Shape"))
 

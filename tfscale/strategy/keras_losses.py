@@ -121,7 +121,7 @@ def _update_mean(
     With ``reduction="none"`` Keras does not divide losses by the number of replicas, but multiplies
     the logged loss by that number. So the loss tracker gets losses that are divided.
     """
-    step, all_have_it, values = this_step(), _all_have(values), read_value(values)
+    step, all_have_it, values = this_step(), _all_have(values), _floating(values, metric)
     if step.share is not None and all_have_it:
         sample_weight = step.share.weight() if sample_weight is None else sample_weight
     elif step.share is not None and _is_floating(values):
@@ -139,7 +139,7 @@ def _update_sum(
     original: Callable[..., Any], metric: Metric, values: Any, sample_weight: Any = None
 ) -> Any:
     """Add a replica's part to a sum, if a metric gets one number for a batch."""
-    share, all_have_it, values = this_step().share, _all_have(values), read_value(values)
+    share, all_have_it, values = this_step().share, _all_have(values), _floating(values, metric)
     if share is not None and all_have_it:
         weight = share.weight()
         values = weight * tf.cast(values, weight.dtype) * share.copies  # of which one counts
@@ -163,6 +163,13 @@ def read_value(values: Any) -> Any:
     TensorFlow treats a Keras variable as a tensor, but the variable's dtype is a text.
     """
     return tf.convert_to_tensor(values) if is_variable(values) else values
+
+
+def _floating(values: Any, metric: Metric) -> Any:
+    """Return what a metric gets as a tensor, and a whole number as the metric counts it."""
+    values = read_value(values)
+    is_whole = tf.is_tensor(values) and values.dtype.is_integer and values.shape.rank == 0
+    return tf.cast(values, metric.dtype) if is_whole else values
 
 
 def _is_floating(values: Any) -> bool:

@@ -182,16 +182,17 @@ def logged(result: Any, of_metrics: set[int]) -> Any:
     numbers = [i for i, value in enumerate(values) if _is_number(value)]
     if not numbers:
         return result
-    parts = [
-        values[i] * _share().weight(values[i].dtype)
-        if id(values[i]) in of_metrics
-        else number_of_all(values[i])
-        for i in numbers
-    ]
+    parts = [_part_of_number(values[i], id(values[i]) in of_metrics) for i in numbers]
     totals = tf.distribute.get_replica_context().all_reduce("SUM", parts)
     for i, total in zip(numbers, totals, strict=True):
-        values[i] = total
+        total = total if values[i].dtype.is_floating else tf.round(total)
+        values[i] = tf.cast(total, values[i].dtype)
     return tf.nest.pack_sequence_as(result, values)
+
+
+def _part_of_number(value: tf.Tensor, is_of_metric: bool) -> tf.Tensor:
+    value = value if value.dtype.is_floating else tf.cast(value, tf.float64)
+    return value * _share().weight(value.dtype) if is_of_metric else number_of_all(value)
 
 
 def summed_backwards(sums: Callable[[list[Any]], list[Any]], gradients: list[Any]) -> list[Any]:
@@ -365,7 +366,8 @@ def _part_of_ratio(term: Term, slope: tf.Tensor) -> tf.Tensor:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, tf.Tensor) and value.dtype.is_floating and value.shape.rank == 0
+    is_number = isinstance(value, tf.Tensor) and value.shape.rank == 0
+    return is_number and (value.dtype.is_floating or value.dtype.is_integer)
 
 
 def _share() -> Share:

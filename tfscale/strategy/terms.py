@@ -36,6 +36,7 @@ from tfscale.strategy.divisors import (
     DIVIDES,
     REDUCES,
     constant,
+    is_count,
     is_of_replicas,
     is_same_everywhere,
     reduces_the_batch,
@@ -126,8 +127,9 @@ class _Reader:
         if op.type in _THROUGH or op.type in _ADDS:
             sources = [op.inputs[tensor.value_index]] if op.type == "IdentityN" else op.inputs
             sources = [x for x in sources if x.dtype.is_floating or varies(x)]  # without axes
-            seen = all(x.dtype.is_floating for x in sources)
-            return self._all(sources) if seen else [Term(tensor, UNSEEN)]
+            if all(x.dtype.is_floating for x in sources):
+                return self._all(sources)
+            return [Term(tensor, SUM if op.type == "Cast" and is_count(*sources) else UNSEEN)]
         if op.type == "StopGradient":
             kinds = {term.kind for term in self.read(op.inputs[0])}
             is_number = tensor.shape.rank == 0 and UNSEEN not in kinds

@@ -59,9 +59,10 @@ def batches_of_fit(params: Mapping[str, Any], given: Size | None) -> Batches:
     return Batches(given or adapter.batch_size or fit.batch_size(iterator), count, last)
 
 
-def _size_of_last(adapter: Any) -> Size | None:
+def _size_of_last(adapter: Any) -> int | None:
     """Return the size of a smaller last batch; None if there is none, or Keras does not know."""
     try:
-        return adapter.partial_batch_size if adapter.has_partial_batch else None
+        size: int | None = adapter.partial_batch_size if adapter.has_partial_batch else None
     except NotImplementedError:  # a PyDataset
         return None
+    return size
