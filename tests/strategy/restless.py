@@ -1,6 +1,6 @@
 """Measured shares that change after each step or two, whatever the steps cost."""
 
-from tfscale.strategy import balance, share_search
+from tfscale.strategy.batch import balance, share_search
 
 
 def make_restless(put=setattr):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tfscale import ScaleStrategy
-from tfscale.strategy import backup
+from tfscale.strategy.workers import backup
 
 EPOCHS, STEPS = 3, 2
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests.strategy.groups import finish, start
-from tfscale.strategy.join import _unpacked
+from tfscale.strategy.workers.join import _unpacked
 
 pytestmark = pytest.mark.timeout(400)
 SECONDS = 300

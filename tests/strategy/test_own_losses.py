@@ -10,7 +10,7 @@ from keras import layers, ops
 
 from tests.strategy.twins import check_twins, two
 from tfscale import ScaleStrategy
-from tfscale.strategy import own_losses
+from tfscale.strategy.losses import own_losses
 
 ROWS, BATCH = 33, 16  # a last batch of one row, and of 17 rows two replicas get 9 and 8
 X = np.random.default_rng(1).standard_normal([ROWS, 3]).astype(np.float32)

@@ -13,8 +13,8 @@ from tests.strategy.groups import SECONDS, judge, take, trained_once
 from tests.strategy.restless import make_restless
 from tests.strategy.twins import two
 from tfscale import Grid, ScaleStrategy, sync
-from tfscale.strategy.share_search import ShareSearch, Window
-from tfscale.strategy.shares import UNIT, Shares, ends, weights_of
+from tfscale.strategy.batch.share_search import ShareSearch, Window
+from tfscale.strategy.batch.shares import UNIT, Shares, ends, weights_of
 
 pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
 

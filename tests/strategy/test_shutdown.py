@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests import warm
-from tfscale.strategy import shutdown
+from tfscale.strategy.workers import shutdown
 
 KNOWN_TO_ALL = b"tfscale/known-to-all"
 ERROR_IN_A_GRAPH = """Graph execution error:
@@ -69,7 +69,7 @@ def test_with_nobody_to_tell_nothing_happens():
 
 PROGRAM = """
 import os, sys, threading
-from tfscale.strategy import shutdown
+from tfscale.strategy.workers import shutdown
 
 class Rank:
     def announce_exit(self, reason, linger):

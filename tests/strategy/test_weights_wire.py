@@ -20,7 +20,7 @@ from tests.strategy.cases import BY_NAME
 from tests.strategy.compare import check
 from tests.strategy.groups import SECONDS, chosen, judge, take
 from tfscale.optimizers import LAMB
-from tfscale.strategy.rounded import Rounded
+from tfscale.strategy.shards.rounded import Rounded
 
 pytestmark = pytest.mark.timeout(2 * SECONDS + 60)
 

@@ -25,10 +25,11 @@ from tfscale.bridge.objects import (
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.stateless import forget_unmade_variables
 from tfscale.exchange.slots import Slots
-from tfscale.strategy import agreement, join, origin
+from tfscale.strategy import agreement, origin
 from tfscale.strategy.grid.weights import CannotBeCut
 from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.step import on_a_replica
+from tfscale.strategy.workers import join
 from tfscale.support.names import TIMELINE_VARIABLE
 
 

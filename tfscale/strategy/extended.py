@@ -47,16 +47,16 @@ from tfscale.native.memory import keep_memory
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.layout import Layout
 from tfscale.parallel.matrix import Matrix
-from tfscale.strategy import signals
-from tfscale.strategy.balance import Balance, Clock
+from tfscale.strategy.batch.balance import Balance, Clock
+from tfscale.strategy.batch.shares import Shares
 from tfscale.strategy.building import take_over
+from tfscale.strategy.losses.own_losses import summed_backwards
 from tfscale.strategy.new_variables import made
-from tfscale.strategy.own_losses import summed_backwards
 from tfscale.strategy.placed import Placed, Placement, WholeView, placed_now, placing
 from tfscale.strategy.settings import Settings
-from tfscale.strategy.sharding import placement_beside
-from tfscale.strategy.shares import Shares
+from tfscale.strategy.shards.sharding import placement_beside
 from tfscale.strategy.step import during, on_a_replica, this_step
+from tfscale.strategy.workers import signals
 from tfscale.support import arguments
 
 

@@ -30,16 +30,18 @@ from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.team import Team
 from tfscale.exchange.tensorflow_team import TensorFlowTeam
 from tfscale.exchange.trial import Trials
-from tfscale.strategy import backup, join, predictions, restoring, shutdown
+from tfscale.strategy import restoring
+from tfscale.strategy.batch import predictions
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.grid.parts import Copies, SplitWeights
 from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.pipeline.pipelined import Pipelined
 from tfscale.strategy.protocols import Strategy
-from tfscale.strategy.rounds import Rounds
+from tfscale.strategy.rounds.rounds import Rounds
 from tfscale.strategy.settings import ALL, OPTIMIZER, Settings
-from tfscale.strategy.sharding import Sharding
+from tfscale.strategy.shards.sharding import Sharding
 from tfscale.strategy.teams import Teams, size_of_teams
+from tfscale.strategy.workers import backup, join, shutdown
 
 _NOTHING_TRAVELS = (
     "%s has no effect: there is one replica, so no gradients are sent. For several replicas "

@@ -19,8 +19,8 @@ from tfscale.native.transport import checked as checked_transport
 from tfscale.parallel import rules
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.pipeline import Pipeline
-from tfscale.strategy import shares
-from tfscale.strategy.own_losses import CHOICES
+from tfscale.strategy.batch import shares
+from tfscale.strategy.losses.own_losses import CHOICES
 from tfscale.support import arguments, records
 from tfscale.support.sizes import number_of_bytes
 from tfscale.sync import EveryStep, Rule

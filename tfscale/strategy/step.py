@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from tfscale.exchange.rows import numbers_of
 from tfscale.exchange.team import Team
-from tfscale.strategy.balance import Clock
+from tfscale.strategy.batch.balance import Clock
+from tfscale.strategy.batch.rows import Rows
 from tfscale.strategy.changed import Gradients
 from tfscale.strategy.grid.whole import WholeWeights
-from tfscale.strategy.rows import Rows
 from tfscale.strategy.share import Share
 from tfscale.strategy.step_graph import RESIZES, StepGraph
 

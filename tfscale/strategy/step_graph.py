@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.exchange import dataflow
-from tfscale.strategy.rows import is_batch
+from tfscale.strategy.batch.rows import is_batch
 from tfscale.strategy.share import RESTORES, SCALES, marks_of
 
 # Bits of an operation, besides SCALES and RESTORES, which all operations that depend on it inherit.

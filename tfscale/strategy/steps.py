@@ -40,22 +40,15 @@ from tfscale.bridge.tapes import after_backward_passes, gradients_changed
 from tfscale.bridge.tensorflow import replica_id
 from tfscale.exchange.slots import Slots
 from tfscale.native.cell import Cell
-from tfscale.strategy import (
-    changed,
-    gather,
-    gradients,
-    inexact,
-    keras_losses,
-    own_losses,
-    sharding,
-    statistics,
-)
-from tfscale.strategy.balance import Clock
+from tfscale.strategy import changed, gather, gradients, inexact, statistics
+from tfscale.strategy.batch.balance import Clock
+from tfscale.strategy.batch.rows import News, shared_out
 from tfscale.strategy.building import refuse_foreign
 from tfscale.strategy.grid.batch import of_first_replica
 from tfscale.strategy.grid.parts import Copies
+from tfscale.strategy.losses import keras_losses, own_losses
 from tfscale.strategy.protocols import Strategy
-from tfscale.strategy.rows import News, shared_out
+from tfscale.strategy.shards import sharding
 from tfscale.strategy.share import Share
 from tfscale.strategy.step import (
     Losses,

@@ -32,19 +32,21 @@ from tfscale.native.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.pipeline import Pipeline
 from tfscale.parallel.table import Table
-from tfscale.strategy import building, join, keras2_applying, making, origin, predictions, steps
-from tfscale.strategy.balance import Balance
+from tfscale.strategy import building, keras2_applying, making, origin, steps
+from tfscale.strategy.batch import predictions
+from tfscale.strategy.batch.balance import Balance
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.grid.parts import Copies
 from tfscale.strategy.grid.teams import GridTeams
-from tfscale.strategy.layouts import layouts
-from tfscale.strategy.own_losses import part_of_mean
+from tfscale.strategy.losses.own_losses import part_of_mean
 from tfscale.strategy.pipeline.pipelined import Pipelined
-from tfscale.strategy.rounds import Rounds
+from tfscale.strategy.rounds.rounds import Rounds
 from tfscale.strategy.settings import DEADLINE, checked
-from tfscale.strategy.sharding import Sharding
+from tfscale.strategy.shards.layouts import layouts
+from tfscale.strategy.shards.sharding import Sharding
 from tfscale.strategy.statistics import before_and_all
 from tfscale.strategy.step import this_step
+from tfscale.strategy.workers import join
 from tfscale.support.garbage import without_collection
 from tfscale.sync import Rule
 

@@ -13,7 +13,7 @@ from tfscale.compression.policy import MethodPolicy
 from tfscale.exchange.collective_schedules import Algorithm, CollectiveSchedules, of_groups
 from tfscale.exchange.team import Team
 from tfscale.native.group import tasks_of
-from tfscale.strategy import shutdown
+from tfscale.strategy.workers import shutdown
 from tfscale.sync.rule import Rule
 
 

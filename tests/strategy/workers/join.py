@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfscale
-from tfscale.strategy import join
+from tfscale.strategy.workers import join
 from tfscale.tools.bench.measure import leave
 
 ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]

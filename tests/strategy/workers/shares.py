@@ -18,7 +18,7 @@ import tfscale
 from tests.strategy.turns import DEADLINE, ME, take
 from tfscale.analysis.telemetry import meetings
 from tfscale.callbacks import Telemetry
-from tfscale.strategy import share_search
+from tfscale.strategy.batch import share_search
 
 ROWS, SLOW = 40, 4
 

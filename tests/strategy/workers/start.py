@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfscale
 from tfscale.launch import JoinError
 from tfscale.ops import group
-from tfscale.strategy import signals
+from tfscale.strategy.workers import signals
 
 ME = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 WAY, WRONG = os.environ["WAY"], ME == 1

@@ -32,7 +32,7 @@ from tfscale.parallel.layout import Layout
 from tfscale.strategy.grid.shares import NAME, Shares
 from tfscale.strategy.grid.teams import Twins
 from tfscale.strategy.grid.weights import is_split
-from tfscale.strategy.sharded_clipping import (
+from tfscale.strategy.shards.sharded_clipping import (
     clipped_by_squares,
     finite_on_all,
     summed_numbers,

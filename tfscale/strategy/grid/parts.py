@@ -29,7 +29,7 @@ from tfscale.strategy.grid.weights import (
     whole_gradient,
 )
 from tfscale.strategy.grid.whole import WholeWeights
-from tfscale.strategy.own_losses import target_of_team
+from tfscale.strategy.losses.own_losses import target_of_team
 from tfscale.strategy.placed import Placement
 from tfscale.strategy.step import on_a_replica, this_step
 

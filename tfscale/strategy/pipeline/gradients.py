@@ -17,7 +17,7 @@ from tfscale.strategy.grid.gradients import GridGradients
 from tfscale.strategy.grid.teams import GridTeams, Twins
 from tfscale.strategy.grid.weights import is_split
 from tfscale.strategy.pipeline.weights import is_of_one_stage
-from tfscale.strategy.sharded_clipping import summed_numbers
+from tfscale.strategy.shards.sharded_clipping import summed_numbers
 
 
 class StageGradients(GridGradients):

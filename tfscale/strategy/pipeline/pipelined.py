@@ -27,7 +27,7 @@ from tfscale.parallel.pipeline import Pipeline, order_of_outputs, parts_of_ranks
 from tfscale.plan.pipelines import Simulation, Times, Turn, Work, simulate
 from tfscale.strategy.grid.parts import Copies, SplitWeights
 from tfscale.strategy.grid.teams import GridTeams
-from tfscale.strategy.keras_losses import counting_variables
+from tfscale.strategy.losses.keras_losses import counting_variables
 from tfscale.strategy.pipeline.gradients import StageGradients
 from tfscale.strategy.pipeline.stages import Stages
 from tfscale.strategy.pipeline.turns import Microbatches, Turns

@@ -19,10 +19,10 @@ from tfscale.bridge.objects import copy_of, mask_of, with_mask
 from tfscale.exchange.team import Team
 from tfscale.plan.pipelines import Turn, Work
 from tfscale.plan.pipelines.order import Transfer
+from tfscale.strategy.batch.rows import joined_rows, number_of_rows
 from tfscale.strategy.pipeline.gradients import Accumulated
 from tfscale.strategy.pipeline.late import put_off
 from tfscale.strategy.pipeline.stages import Stages
-from tfscale.strategy.rows import joined_rows, number_of_rows
 from tfscale.strategy.share import Share
 from tfscale.strategy.step import Step, during, this_step
 from tfscale.strategy.step_graph import StepGraph

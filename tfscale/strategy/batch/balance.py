@@ -24,9 +24,9 @@ from tfscale.exchange.slots import Slots
 from tfscale.exchange.team import Team
 from tfscale.native.cell import Cell, make_cell
 from tfscale.native.group import host_of
-from tfscale.strategy.rows import News, number_of_rows
-from tfscale.strategy.share_search import ShareSearch, Window
-from tfscale.strategy.shares import OWNER, Shares
+from tfscale.strategy.batch.rows import News, number_of_rows
+from tfscale.strategy.batch.share_search import ShareSearch, Window
+from tfscale.strategy.batch.shares import OWNER, Shares
 
 WARM_UP = 3  # steps that no decision counts
 

@@ -40,14 +40,14 @@ from tfscale.parallel.rows import part_of_rows
 from tfscale.strategy import gradients
 from tfscale.strategy.placed import OwnedCopy, Placed, Placement, WorkingPart, assign_part, placing
 from tfscale.strategy.protocols import Strategy
-from tfscale.strategy.rounded import (
+from tfscale.strategy.shards.rounded import (
     begin,
     exact_part,
     is_exact_part,
     refuse_other_parts,
     rounding,
 )
-from tfscale.strategy.sharded_clipping import clipped, finite_on_all
+from tfscale.strategy.shards.sharded_clipping import clipped, finite_on_all
 from tfscale.strategy.step import during, this_step
 from tfscale.strategy.variables import Weight
 

@@ -7,9 +7,9 @@ import tensorflow as tf
 from tfscale.exchange.explain import Row, row_of_mixtures, row_of_shards, rows
 from tfscale.exchange.packing import describe
 from tfscale.native.bucket import BucketId
-from tfscale.strategy.model_rounds import ModelRounds
-from tfscale.strategy.round import MIXED, SHARDS, SUM_INTO
-from tfscale.strategy.round_state import POSITION, ROUNDS
+from tfscale.strategy.rounds.model_rounds import ModelRounds
+from tfscale.strategy.rounds.round import MIXED, SHARDS, SUM_INTO
+from tfscale.strategy.rounds.round_state import POSITION, ROUNDS
 
 
 class RoundReport:

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.native.cell import make_cell
-from tfscale.strategy.rows import is_batch, rows_unless
+from tfscale.strategy.batch.rows import is_batch, rows_unless
 
 _GAIN = 0.05  # slow enough for news that are as old as the largest bounds
 _NOISE = 0.05  # of a step: shorter waits are not worth a batch

@@ -19,9 +19,9 @@ from tfscale.bridge import hooks
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.tensorflow import DistributedValues, PerReplica
 from tfscale.exchange.team import Team
+from tfscale.strategy.batch.rows import joined_rows, number_of_rows, rows_between
+from tfscale.strategy.batch.shares import in_order_of_outputs
 from tfscale.strategy.extended import Extended
-from tfscale.strategy.rows import joined_rows, number_of_rows, rows_between
-from tfscale.strategy.shares import in_order_of_outputs
 
 _NAME = "predictions"
 

@@ -26,7 +26,7 @@ from tfscale.bridge import hooks
 from tfscale.bridge.losses import Reduction, sum_of_losses
 from tfscale.bridge.objects import is_variable, loss_tracker
 from tfscale.bridge.protocols import Layer, Metric
-from tfscale.strategy import own_losses
+from tfscale.strategy.losses import own_losses
 from tfscale.strategy.share import Share
 from tfscale.strategy.step import during, this_step
 

@@ -16,12 +16,12 @@ from tfscale.bridge.objects import native, trained_by
 from tfscale.exchange.explain import Row
 from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.slots import COMMON, Slots, creating
-from tfscale.strategy.late_rounds import LateRounds
-from tfscale.strategy.late_sums import warn_of_rate
-from tfscale.strategy.model_rounds import ModelRounds
 from tfscale.strategy.protocols import Strategy
-from tfscale.strategy.round_report import RoundReport
-from tfscale.strategy.round_state import RoundState, optimizer_of, slots_of
+from tfscale.strategy.rounds.late_rounds import LateRounds
+from tfscale.strategy.rounds.late_sums import warn_of_rate
+from tfscale.strategy.rounds.model_rounds import ModelRounds
+from tfscale.strategy.rounds.round_report import RoundReport
+from tfscale.strategy.rounds.round_state import RoundState, optimizer_of, slots_of
 from tfscale.strategy.step import on_a_replica
 from tfscale.strategy.teams import Teams
 from tfscale.strategy.variables import Observer, Weight

@@ -35,10 +35,8 @@ from tfscale.bridge.objects import is_variable
 from tfscale.bridge.protocols import Model
 from tfscale.exchange.rows import with_numbers
 from tfscale.strategy import inexact
-from tfscale.strategy.divisors import whole_divisor
-from tfscale.strategy.share import Share, as_scaled
-from tfscale.strategy.step import this_step
-from tfscale.strategy.terms import (
+from tfscale.strategy.losses.divisors import whole_divisor
+from tfscale.strategy.losses.terms import (
     BY_ROWS,
     FIXED,
     MEAN,
@@ -50,6 +48,8 @@ from tfscale.strategy.terms import (
     Term,
     terms_of,
 )
+from tfscale.strategy.share import Share, as_scaled
+from tfscale.strategy.step import this_step
 
 _OF_ROWS = (
     "a tape in a loop of TensorFlow, in tf.vectorized_map or in a jacobian computes gradients of "

@@ -12,8 +12,8 @@ from tfscale.parallel.layout import Copy, Flat, Layout, Repeated
 from tfscale.parallel.table import Held, Table
 from tfscale.strategy.placed import OwnedCopy, Placed
 from tfscale.strategy.protocols import Strategy
-from tfscale.strategy.rounded import Rounded
-from tfscale.strategy.sharding import Sharding, is_wrapper
+from tfscale.strategy.shards.rounded import Rounded
+from tfscale.strategy.shards.sharding import Sharding, is_wrapper
 
 
 def layouts(strategy: Strategy) -> Table:

@@ -16,7 +16,7 @@ from tfscale.collectives.wires import LOSSLESS
 from tfscale.exchange.packing import place_of
 from tfscale.native.bucket import BucketId
 from tfscale.parallel.layout import Flat
-from tfscale.strategy.round_state import COUNTERS, NOTHING_IN_FLIGHT, RoundFlags, RoundState
+from tfscale.strategy.rounds.round_state import COUNTERS, NOTHING_IN_FLIGHT, RoundFlags, RoundState
 from tfscale.sync.gossip import refuse_if_mean_changes
 from tfscale.sync.hierarchical import MIXES_REPLICAS
 

@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.tensorflow import replica_id
-from tfscale.strategy.late_sums import LateSums
-from tfscale.strategy.model_rounds import ModelRounds, when
-from tfscale.strategy.round import ReplicaRound
-from tfscale.strategy.round_state import RoundState
+from tfscale.strategy.rounds.late_sums import LateSums
+from tfscale.strategy.rounds.model_rounds import ModelRounds, when
+from tfscale.strategy.rounds.round import ReplicaRound
+from tfscale.strategy.rounds.round_state import RoundState
 from tfscale.strategy.step import Step, during
 from tfscale.strategy.variables import LocalWeight
 

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfscale.native.group import host_of
-from tfscale.strategy.rows import is_batch, number_of_rows, rows_between
+from tfscale.strategy.batch.rows import is_batch, number_of_rows, rows_between
 from tfscale.support import arguments
 
 MEASURED = "auto"

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfscale.exchange import dataflow
-from tfscale.strategy.divisors import (
+from tfscale.strategy.losses.divisors import (
     DIVIDES,
     REDUCES,
     constant,

@@ -17,9 +17,9 @@ from tfscale.native import Flight
 from tfscale.native.bucket import BucketId
 from tfscale.native.group import host_of
 from tfscale.strategy.gradients import apply_unless, given_to, measured_curvature
-from tfscale.strategy.model_rounds import when
-from tfscale.strategy.pace import Pace
-from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundFlags, RoundState
+from tfscale.strategy.rounds.model_rounds import when
+from tfscale.strategy.rounds.pace import Pace
+from tfscale.strategy.rounds.round_state import NOTHING_IN_FLIGHT, RoundFlags, RoundState
 from tfscale.strategy.step import during, this_step
 from tfscale.sync.bounded_staleness import BoundedStaleness, stable_rate
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from tfscale.bridge.runtime import context
-from tfscale.strategy import shutdown
+from tfscale.strategy.workers import shutdown
 from tfscale.support import signals as system
 
 _WHO_GOT_SIGTERM = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"

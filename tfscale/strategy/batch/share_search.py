@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tfscale.strategy.shares import weights_for
+from tfscale.strategy.batch.shares import weights_for
 
 FIRST_WINDOW, LAST_WINDOW = 10, 160  # steps that are measured before a decision
 WORTHWHILE = 0.05  # share of a step's time that a change must save, in two windows

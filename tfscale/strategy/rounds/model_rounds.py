@@ -12,8 +12,8 @@ from tfscale.bridge.objects import counter_of, innermost, optimizers_of
 from tfscale.bridge.tensorflow import PerReplica, own_copy, read_from_outside, replica_id
 from tfscale.native.cell import Cell, make_cell
 from tfscale.native.group import host_of
-from tfscale.strategy.round import ReplicaRound
-from tfscale.strategy.round_state import NOTHING_IN_FLIGHT, RoundState
+from tfscale.strategy.rounds.round import ReplicaRound
+from tfscale.strategy.rounds.round_state import NOTHING_IN_FLIGHT, RoundState
 from tfscale.strategy.step import Step, during, this_step
 from tfscale.strategy.variables import LocalWeight
 

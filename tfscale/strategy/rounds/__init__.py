@@ -1,0 +1,1 @@
+"""Rounds of local steps, and sums that travel behind steps."""

@@ -1,0 +1,1 @@
+"""State of an optimizer in parts, of which each replica holds one."""

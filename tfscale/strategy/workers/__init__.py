@@ -1,0 +1,1 @@
+"""What workers tell each other: settings, failures, signals and backups."""
