@@ -319,7 +319,7 @@ class BucketSum:
             self._summands.team.sum, self._replica, x, name, wire, residual, seed
         )
         is_in_a_branch = tf.compat.v1.get_default_graph() is not self._graph
-        if self._trial is None or is_in_a_branch:
+        if self._trial is None or is_in_a_branch or not self._trial.compares(size):
             return sum_by()
         return self._trial.run(sum_by, [x] if residual is None else [x, residual], size)
 

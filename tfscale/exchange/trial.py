@@ -91,6 +91,10 @@ class Trial:
         self._open: list[tuple[int, Choice]] = []  # the buckets on trial
         self._seconds: list[tf.Tensor] = []  # seconds that each of these buckets took
 
+    def compares(self, wire_bytes: int) -> bool:
+        """Return whether all-reduces of this size use two schedules in turn."""
+        return self._under_way is not None and _is_open(self._schedules.choose(wire_bytes))
+
     def run(self, reduce: Callable[[Schedule], Any], inputs: Any, wire_bytes: int) -> Any:
         """Return the result of ``reduce`` with the chosen schedule.
 
@@ -102,7 +106,7 @@ class Trial:
             wire_bytes: size of the bucket on its wire.
         """
         choice = self._schedules.choose(wire_bytes)
-        if self._under_way is None or not _is_open(choice):
+        if not self.compares(wire_bytes):
             return reduce(self._schedules.schedule(choice.algorithm))
         if not self._open:
             self._make_cells()

@@ -1,1 +1,1 @@
-"""Which rows of a batch each replica takes."""
+"""Choice of the rows of a batch that each replica takes."""

@@ -1,1 +1,1 @@
-"""What workers tell each other: settings, failures, signals and backups."""
+"""Messages between workers: settings, failures, signals and backups."""
