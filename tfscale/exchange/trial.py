@@ -10,7 +10,6 @@ run between steps.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import tensorflow as tf
@@ -142,12 +141,7 @@ class Trial:
     def __enter__(self) -> Trial:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None and self._open:
             assert self._under_way is not None
             self._under_way.append(self)

@@ -20,7 +20,6 @@ import os
 import pwd
 import stat
 from pathlib import Path
-from types import TracebackType
 
 from tfscale.support.files import replacing
 
@@ -128,12 +127,7 @@ class OpenFile:
     def __enter__(self) -> OpenFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable
-from types import TracebackType
 
 _CLEAR = "\r\x1b[K"  # the line that the cursor is in
 _PARTS_IN_A_LOG = 4
@@ -95,12 +94,7 @@ class Progress:
         _stderr.draw(self._text())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _stderr.erase()
 
     def advance(self, steps: int) -> None:

@@ -10,7 +10,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tfscale.tools.bench import holding
@@ -79,8 +78,8 @@ class Crew:
             try:
                 self._accept(server, contestant.processes)
                 self.parameters = int(self._answers()[0]["parameters"])
-            except BaseException as error:
-                self.__exit__(type(error), error, None)
+            except BaseException:
+                self.__exit__()
                 raise
 
     def turn(self, steps: int) -> float:
@@ -128,12 +127,7 @@ class Crew:
     def __enter__(self) -> Crew:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for line in self.lines:
             line.close()
-        self.workers.__exit__(kind, error, trace)
+        self.workers.__exit__()

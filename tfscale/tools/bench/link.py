@@ -20,7 +20,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 _UNITS = {"bit": 1, "bps": 8}
 _PREFIXES = {
@@ -108,12 +107,7 @@ class Network:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove()
 
     def _build(self) -> None:
