@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from tfscale.tools.bench import link, machine, methods
 from tfscale.tools.bench.command import (
+    bench_parser,
     check_folders,
     ended_by_signals,
     list_of,
@@ -87,11 +88,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench adaptive",
-        description="Change the links between processes that train, and compare a method that is "
+    parser = bench_parser(
+        "adaptive",
+        "Change the links between processes that train, and compare a method that is "
         "chosen live with fixed methods. Root only.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--rates", type=list_of(str), default=RATES, metavar="RATE,...",

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -28,9 +27,17 @@ from typing import TYPE_CHECKING, Any
 from tfscale.native.memory import WITHOUT_POOL
 from tfscale.tools.bench import machine
 from tfscale.tools.bench.budget_nets import NETS
-from tfscale.tools.bench.command import list_of, make_console, one_of, progress
-from tfscale.tools.bench.memory import Growth
+from tfscale.tools.bench.command import (
+    answer_of_process,
+    bench_parser,
+    list_of,
+    make_console,
+    one_of,
+    progress,
+)
+from tfscale.tools.bench.memory import Growth, megabytes
 from tfscale.tools.bench.run import QUIET
+from tfscale.tools.bench.table import new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -125,11 +132,10 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench budgets``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench budgets",
-        description="Train nets within four budgets of Recompute each, in fresh processes, and "
+    parser = bench_parser(
+        "budgets",
+        "Train nets within four budgets of Recompute each, in fresh processes, and "
         "compare the memory of each process with its budget.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--nets", type=list_of(one_of(NETS)), default=",".join(NETS), metavar="NAME,...",
@@ -140,28 +146,15 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _ask(what: str, words: Any, timeout: float = 1800) -> Any:
+def _ask(what: str, words: Any) -> Any:
     """Return what a new process of this command prints."""
-    command = [sys.executable, "-m", "tfscale", "bench", "budgets", what, json.dumps(words)]
-    ran = subprocess.run(
-        command, env={**os.environ, **QUIET, **WITHOUT_POOL},
-        capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
-    if ran.returncode:
-        raise RuntimeError(ran.stderr.strip().rpartition("\n")[2])
-    return json.loads(ran.stdout.strip().splitlines()[-1])
+    return answer_of_process("budgets", [what, json.dumps(words)], {**QUIET, **WITHOUT_POOL})
 
 
 def make_table(found: Sequence[Trained]) -> Table:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("net")
-    for column in ("budget", "of plain", "resident", "of budget", "again",
-                   "segments", "step", "planned"):  # fmt: skip
-        table.add_column(column, justify="right")
+    memory = "budget", "of plain", "resident", "of budget"
+    table = new_table("", ["net"], [*memory, "again", "segments", "step", "planned"])
     before = ""
     for one in found:
         table.add_row("" if one.plan.net == before else one.plan.net, *_row(one))
@@ -172,19 +165,15 @@ def make_table(found: Sequence[Trained]) -> Table:
 def _row(one: Trained) -> list[str]:
     plan = one.plan
     return [
-        _mb(plan.promised),
+        megabytes(plan.promised),
         f"{plan.promised / plan.plain:.0%}",
-        _mb(one.resident),
+        megabytes(one.resident),
         f"{one.resident / plan.promised:.0%}{'' if one.keeps else ' (more)'}",
         f"{plan.overhead:.1%}",
         "none" if plan.segments is None else f"{plan.segments:.1%}",
         "" if one.ratio is None else f"{one.ratio:.2f}x",
         f"{plan.seconds:.0f} s",
     ]
-
-
-def _mb(size: float) -> str:
-    return f"{size / 1e6:.0f} MB"
 
 
 # ------------------------------------------------------------- process of a net

@@ -7,7 +7,6 @@ recomputation may cost at most one more forward pass. The nets are built, and no
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 
 from tfscale.tools.bench import machine
 from tfscale.tools.bench.checkmate_nets import NETS, graph_of_layers
-from tfscale.tools.bench.command import list_of, make_console, one_of
+from tfscale.tools.bench.command import bench_parser, list_of, make_console, one_of
 from tfscale.training.recompute.bound import lower_bound
 from tfscale.training.recompute.graph import Graph, check
 from tfscale.training.recompute.optimum import Optimum, optimum
@@ -99,10 +98,8 @@ def _last(holds: Callable[[float], bool]) -> float:
 
 def main(argv: Sequence[str]) -> int:
     """Run ``tfscale bench checkmate``; return the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench checkmate",
-        description="Find the largest batches that fit into 16 GB with optimal recomputation.",
-        allow_abbrev=False,
+    parser = bench_parser(
+        "checkmate", "Find the largest batches that fit into 16 GB with optimal recomputation."
     )
     add = parser.add_argument
     add("--nets", type=list_of(one_of(NETS)), default=",".join(NETS), metavar="NAME,...",

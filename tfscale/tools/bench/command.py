@@ -9,8 +9,9 @@ import json
 import os
 import shlex
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -68,11 +69,10 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench allreduce``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench allreduce",
-        description="Measure all-reduces between processes of this machine.",
+    parser = bench_parser(
+        "allreduce",
+        "Measure all-reduces between processes of this machine.",
         epilog="See docs/benchmarks.md for what the columns mean.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("what", nargs="?", default="allreduce", choices=["allreduce"],
@@ -129,6 +129,24 @@ def read(arguments: argparse.Namespace) -> Request:
         timeout=arguments.timeout,
         rival_python=arguments.rival_python,
     )
+
+
+def bench_parser(name: str, description: str, **how: Any) -> argparse.ArgumentParser:
+    """Return a parser without options for ``tfscale bench NAME``."""
+    return argparse.ArgumentParser(
+        prog=f"tfscale bench {name}", description=description, allow_abbrev=False, **how
+    )
+
+
+def answer_of_process(bench: str, words: Sequence[str], environment: Mapping[str, str]) -> Any:
+    """Run ``tfscale bench BENCH WORDS`` in a new process; return the JSON in its last line."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tfscale", "bench", bench, *words],
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=1800,
+    )  # fmt: skip
+    if ran.returncode:
+        raise RuntimeError(ran.stderr.strip().rpartition("\n")[2])
+    return json.loads(ran.stdout.strip().splitlines()[-1])
 
 
 def list_of(one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:

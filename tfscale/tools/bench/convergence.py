@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from tfscale.collectives.cost import Link
 from tfscale.collectives.wires import LOSSLESS, WIRES
 from tfscale.tools.bench import digits, machine, trainings
-from tfscale.tools.bench.command import list_of, one_of, whole_number
+from tfscale.tools.bench.command import bench_parser, list_of, one_of, whole_number
 from tfscale.tools.bench.methods import checked, method_of
+from tfscale.tools.bench.table import new_table
 from tfscale.tools.bench.tasks import TASKS
 from tfscale.tools.bench.trainings import compare, perplexity, spread
 
@@ -111,10 +112,8 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench convergence``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench convergence",
-        description="Measure how well models learn with each method of compression.",
-        allow_abbrev=False,
+    parser = bench_parser(
+        "convergence", "Measure how well models learn with each method of compression."
     )
     usual = [name for name in TASKS if name != "perceptron"]
     add = parser.add_argument
@@ -215,16 +214,8 @@ class Learner:
 
 def make_table(task: str, runs: Sequence[Run]) -> Table:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=TASKS[task].words, box=box.SIMPLE_HEAD, pad_edge=False,
-        title_justify="left", title_style="bold",
-    )  # fmt: skip
-    table.add_column("method")
-    for name in ("accuracy, %", "points from fp32", "perplexity", "training loss", "bytes", "ms"):
-        table.add_column(name, justify="right")
+    numbers = "accuracy, %", "points from fp32", "perplexity", "training loss", "bytes", "ms"
+    table = new_table(TASKS[task].words, ["method"], numbers, pad_edge=False)
     exact = [run.accuracy for run in runs if run.method == LOSSLESS]
     for method in dict.fromkeys(run.method for run in runs):
         same = [run for run in runs if run.method == method]

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfscale.tools.bench import digits
-from tfscale.tools.bench.command import list_of, one_of, whole_number
+from tfscale.tools.bench.command import bench_parser, list_of, one_of, whole_number
+from tfscale.tools.bench.table import new_table
 from tfscale.tools.bench.trainings import compare, spread
 
 if TYPE_CHECKING:
@@ -79,10 +80,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench curvature",
-        description="Measure sharpness by batch, and batches that grow as the loss gets flatter.",
-        allow_abbrev=False,
+    parser = bench_parser(
+        "curvature", "Measure sharpness by batch, and batches that grow as the loss gets flatter."
     )
     add = parser.add_argument
     add("--batches", type=list_of(whole_number), default="16,64,256,1000", metavar="N,...",
@@ -220,19 +219,11 @@ def make_tables(runs: Sequence[Run]) -> Iterator[Table]:
 
 
 def make_table(task: str, runs: Sequence[Run]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=task, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold"
-    )
-    table.add_column("batch")
     columns = {
         "updates": ".0f", "accuracy": ".2f", "robust": ".2f", "loss": ".4f", "top": ".2f",
         "trace": ".1f",
     }  # fmt: skip
-    for name in columns:
-        table.add_column(name, justify="right")
+    table = new_table(task, ["batch"], columns, pad_edge=False)
     for way in dict.fromkeys(run.way for run in runs):
         same = [run for run in runs if run.way == way]
         numbers = [

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfscale.collectives import ALGORITHMS
 from tfscale.tools.bench import machine
-from tfscale.tools.bench.command import list_of, make_console, one_of, whole_number
+from tfscale.tools.bench.command import bench_parser, list_of, make_console, one_of, whole_number
 
 if TYPE_CHECKING:
     from tfscale.native import Communicator, Group
@@ -45,11 +45,7 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench devices``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench devices",
-        description="Measure all-reduces between logical devices of one process.",
-        allow_abbrev=False,
-    )
+    parser = bench_parser("devices", "Measure all-reduces between logical devices of one process.")
     add = parser.add_argument
     add("--devices", type=whole_number, default=8, metavar="P",
         help="logical CPUs of this process (default: %(default)s)")  # fmt: skip

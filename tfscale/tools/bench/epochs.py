@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale.tools.bench import machine
-from tfscale.tools.bench.command import make_console, progress, whole_number
+from tfscale.tools.bench.command import bench_parser, make_console, progress, whole_number
+from tfscale.tools.bench.table import new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,10 +48,8 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench epochs``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench epochs",
-        description="Measure how long a fit of few tiny steps with validation takes.",
-        allow_abbrev=False,
+    parser = bench_parser(
+        "epochs", "Measure how long a fit of few tiny steps with validation takes."
     )
     add = parser.add_argument
     add("--devices", type=whole_number, default=4, metavar="N",
@@ -99,13 +98,7 @@ def _fit(strategy: Any, arguments: argparse.Namespace) -> float:
 
 def make_table(title: str, seconds: dict[str, list[float]]) -> Table:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    table.add_column("strategy")
-    for column in ("min", "median", "max", "median, of Mirrored"):
-        table.add_column(column, justify="right")
+    table = new_table(title, ["strategy"], ["min", "median", "max", "median, of Mirrored"])
     stock = statistics.median(seconds["MirroredStrategy"])
     for name, each in seconds.items():
         median = statistics.median(each)

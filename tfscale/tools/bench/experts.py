@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale.tools.bench import machine
-from tfscale.tools.bench.command import list_of, make_console, one_of, whole_number
+from tfscale.tools.bench.command import bench_parser, list_of, make_console, one_of, whole_number
 from tfscale.tools.bench.measure import in_turn
 from tfscale.tools.bench.optimizers import make_table
 
@@ -45,10 +45,8 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench experts``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench experts",
-        description="Measure a layer of experts beside one whose experts compute all tokens.",
-        allow_abbrev=False,
+    parser = bench_parser(
+        "experts", "Measure a layer of experts beside one whose experts compute all tokens."
     )
     add = parser.add_argument
     add("--parts", type=list_of(one_of(PARTS)), default=",".join(PARTS), metavar="NAME,...",

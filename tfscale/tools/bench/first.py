@@ -20,7 +20,16 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfscale.tools.bench import machine
-from tfscale.tools.bench.command import list_of, make_console, one_of, progress, whole_number
+from tfscale.tools.bench.command import (
+    answer_of_process,
+    bench_parser,
+    list_of,
+    make_console,
+    one_of,
+    progress,
+    whole_number,
+)
+from tfscale.tools.bench.table import new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,11 +81,7 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench first``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench first",
-        description="Measure what the first step of fit costs on several replicas.",
-        allow_abbrev=False,
-    )
+    parser = bench_parser("first", "Measure what the first step of fit costs on several replicas.")
     add = parser.add_argument
     add("--models", type=list_of(one_of(MODELS)), default=",".join(MODELS), metavar="NAME,...",
         help="models to train (default: %(default)s)")  # fmt: skip
@@ -98,30 +103,18 @@ def _measure(
     return found
 
 
-def measure(model: str, strategy: str, devices: int, timeout: float = 1800) -> FirstStep:
-    """Train in a new process, for at most ``timeout`` seconds; return the result."""
-    command = [sys.executable, "-m", "tfscale", "bench", "first", "--training"]
-    ran = subprocess.run(
-        [*command, model, strategy, str(devices)],
-        env={"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", **os.environ},
-        capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
-    if ran.returncode:
-        raise RuntimeError(ran.stderr.strip().rpartition("\n")[2])
-    return FirstStep(**json.loads(ran.stdout.strip().splitlines()[-1]))
+def measure(model: str, strategy: str, devices: int) -> FirstStep:
+    """Train in a new process, for at most half an hour; return the result."""
+    words = "--training", model, strategy, str(devices)
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", **os.environ}
+    return FirstStep(**answer_of_process("first", words, environment))
 
 
 def make_table(devices: int, found: dict[str, dict[str, list[FirstStep]]]) -> Table:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
     title = f"the first step of fit, 1 process with {devices} devices"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for column in ("model", "strategy"):
-        table.add_column(column)
-    for column in ("CPU s", "ratio", "wall s", "operations", "second step, CPU s"):
-        table.add_column(column, justify="right")
+    numbers = "CPU s", "ratio", "wall s", "operations", "second step, CPU s"
+    table = new_table(title, ["model", "strategy"], numbers)
     for model, each in found.items():
         stock = statistics.median(one.cpu for one in each[MIRRORED])
         for strategy, steps in each.items():

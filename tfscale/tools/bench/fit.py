@@ -73,11 +73,10 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench fit``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench fit",
-        description="Measure the training of Keras models.",
+    parser = command.bench_parser(
+        "fit",
+        "Measure the training of Keras models.",
         epilog="See docs/benchmarks/training.md for what is compared with what.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add(

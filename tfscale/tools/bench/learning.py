@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfscale.tools.bench import digits, trainings
-from tfscale.tools.bench.command import list_of, one_of, whole_number
+from tfscale.tools.bench.command import bench_parser, list_of, one_of, whole_number
+from tfscale.tools.bench.table import new_table
 from tfscale.tools.bench.trainings import compare, spread
 
 if TYPE_CHECKING:
@@ -97,10 +98,8 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench learning``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench learning",
-        description="Measure how well optimizers learn with small, large and full batches.",
-        allow_abbrev=False,
+    parser = bench_parser(
+        "learning", "Measure how well optimizers learn with small, large and full batches."
     )
     add = parser.add_argument
     add("--optimizers", type=list_of(one_of(RATES)), default=",".join(RATES), metavar="NAME,...",
@@ -198,17 +197,8 @@ def make_optimizer(name: str) -> Any:
 
 def make_table(batch: int | str, runs: Sequence[Run]) -> Table:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=f"batch {batch}", box=box.SIMPLE_HEAD, pad_edge=False,
-        title_justify="left", title_style="bold",
-    )  # fmt: skip
-    for name in ("optimizer", "warm-up"):
-        table.add_column(name)
-    for name in ("rate", "accuracy, %", "training loss", "points"):
-        table.add_column(name, justify="right")
+    words, numbers = ["optimizer", "warm-up"], ["rate", "accuracy, %", "training loss", "points"]
+    table = new_table(f"batch {batch}", words, numbers, pad_edge=False)
     table.add_column("against the best other")
     by_setting: dict[Setting, list[Run]] = {}
     for run in runs:

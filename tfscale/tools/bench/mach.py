@@ -15,9 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from tfscale.tools.bench import definitions, mach_search, mach_workers, machine, spelling
-from tfscale.tools.bench.command import list_of, make_console, one_of, progress, whole_number
+from tfscale.tools.bench.command import (
+    bench_parser,
+    list_of,
+    make_console,
+    one_of,
+    progress,
+    whole_number,
+)
 from tfscale.tools.bench.mach_task import CLOCKS, Result, Task
 from tfscale.tools.bench.mach_worker import Load
+from tfscale.tools.bench.table import new_table
 
 PARTS = ("task", "search", "workers")
 CONTESTANTS = ("mach", "shared", "full", "sampled")
@@ -78,10 +86,8 @@ _RUN = {"task": _task, "search": _search, "workers": _workers}
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench mach``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench mach",
-        description="Compare MACH with full and sampled softmax; measure its search and workers.",
-        allow_abbrev=False,
+    parser = bench_parser(
+        "mach", "Compare MACH with full and sampled softmax; measure its search and workers."
     )
     add = parser.add_argument
     add("--parts", type=list_of(one_of(PARTS)), default="task", metavar="NAME,...",
@@ -131,21 +137,15 @@ def make_parser() -> argparse.ArgumentParser:
 
 def make_table(results: Sequence[Result], task: Task) -> Any:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
     options = task.options
-    table = Table(
-        title=f"{options.task}, {task.classes:,} classes, {options.seconds:g} s of training each "
+    title = (
+        f"{options.task}, {task.classes:,} classes, {options.seconds:g} s of training each "
         f"({options.clock} clock), table {options.table}, width {options.width}, "
-        f"B={options.buckets}, R={options.repetitions}, {options.precision}",
-        box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold",
-    )  # fmt: skip
-    table.add_column("contestant")
-    for name in ("last layers, parameters", "MB in training", "steps", "top-1, %", "top-5, %"):
-        table.add_column(name, justify="right")
-    if options.serve:
-        table.add_column("queries/s, 1 and 64 in a call", justify="right")
+        f"B={options.buckets}, R={options.repetitions}, {options.precision}"
+    )
+    numbers = ["last layers, parameters", "MB in training", "steps", "top-1, %", "top-5, %"]
+    numbers += ["queries/s, 1 and 64 in a call"] * options.serve
+    table = new_table(title, ["contestant"], numbers, pad_edge=False)
     for each in results:
         table.add_row(
             each.name, f"{each.head:,}", f"{each.megabytes:,.1f}", f"{each.steps:,}",

@@ -21,6 +21,7 @@ from typing import Any
 
 from tfscale.tools.bench.mach_worker import Load
 from tfscale.tools.bench.run import Show
+from tfscale.tools.bench.table import new_table
 from tfscale.tools.launch.machine import cores, part
 
 SECONDS = 3600  # limit of a run
@@ -100,23 +101,13 @@ def can_count() -> bool:
 
 def make_table(rates: Sequence[Rate], load: Load) -> Any:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=f"{load.repetitions} repetitions of {load.steps} steps, B={load.buckets}, median of "
-        f"{len(rates[0].per_hour)} rounds", box=box.SIMPLE_HEAD, pad_edge=False,
-        title_justify="left", title_style="bold",
-    )  # fmt: skip
-    table.add_column("run")
-    for name in (
-        "repetitions/hour",
-        "times the first",
-        "times the second",
-        "processor s each",
-        "bytes sent",
-    ):
-        table.add_column(name, justify="right")
+    title = (
+        f"{load.repetitions} repetitions of {load.steps} steps, B={load.buckets}, median of "
+        f"{len(rates[0].per_hour)} rounds"
+    )
+    rate_columns = "repetitions/hour", "times the first", "times the second"
+    numbers = *rate_columns, "processor s each", "bytes sent"
+    table = new_table(title, ["run"], numbers, pad_edge=False)
     for rate in rates:
         table.add_row(
             rate.name, f"{statistics.median(rate.per_hour):,.0f}",

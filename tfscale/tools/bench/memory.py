@@ -14,7 +14,6 @@ import ctypes
 import gc
 import itertools
 import json
-import os
 import subprocess
 import sys
 import time
@@ -25,7 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 from tfscale.support.resident import highest_memory
 from tfscale.tools.bench import machine
-from tfscale.tools.bench.command import list_of, make_console, one_of, progress, whole_number
+from tfscale.tools.bench.command import (
+    answer_of_process,
+    bench_parser,
+    list_of,
+    make_console,
+    one_of,
+    progress,
+    whole_number,
+)
+from tfscale.tools.bench.table import new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -179,10 +187,8 @@ def _trainings(model: str, replicas: int, arguments: argparse.Namespace) -> Iter
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench memory``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench memory",
-        description="Measure the memory of training steps, with and without Recompute.",
-        allow_abbrev=False,
+    parser = bench_parser(
+        "memory", "Measure the memory of training steps, with and without Recompute."
     )
     add = parser.add_argument
     add("--models", type=list_of(one_of(MODELS)), default=",".join(MODELS), metavar="NAME,...",
@@ -210,30 +216,18 @@ def _share(text: str) -> float:
     return value
 
 
-def measure(asked: Asked, timeout: float = 1800) -> Found:
-    """Train in a new process, for at most ``timeout`` seconds; return the result."""
-    command = [sys.executable, "-m", "tfscale", "bench", "memory", "--training"]
-    ran = subprocess.run(
-        [*command, json.dumps(asdict(asked))],
-        env={**os.environ, **COUNTED}, capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
-    if ran.returncode:
-        raise RuntimeError(ran.stderr.strip().rpartition("\n")[2])
-    return Found(**json.loads(ran.stdout.strip().splitlines()[-1]))
+def measure(asked: Asked) -> Found:
+    """Train in a new process, for at most half an hour; return the result."""
+    words = "--training", json.dumps(asdict(asked))
+    return Found(**answer_of_process("memory", words, COUNTED))
 
 
 def make_table(trainings: Sequence[Asked], rounds: Sequence[Sequence[Found]]) -> Table:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
     model, replicas = trainings[0].model, trainings[0].replicas
     title = f"{model}, {_on(replicas)}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    table.add_column("Recompute")
-    for column in ("budget", "allocated", "", "of", "predicted", "off", "resident", "", "step",
-                   "again", "loss"):  # fmt: skip
-        table.add_column(column, justify="right")
+    sizes = "budget", "allocated", "", "of", "predicted", "off", "resident", ""
+    table = new_table(title, ["Recompute"], [*sizes, "step", "again", "loss"])
     plain = [each[0] for each in rounds]
     for asked, found in zip(trainings, zip(*rounds, strict=True), strict=True):
         table.add_row(*_row(asked, found, plain))
@@ -248,12 +242,12 @@ def _row(asked: Asked, found: Sequence[Found], plain: Sequence[Found]) -> list[s
     row = {
         "how": _how(asked),
         "budget": "",
-        "allocated": _mb(allocated),
+        "allocated": megabytes(allocated),
         "share": f"{allocated / max(one.allocated for one in plain):.0%}",
         "of": "",
         "predicted": "",
         "off": "",
-        "resident": _mb(resident),
+        "resident": megabytes(resident),
         "resident share": f"{resident / max(one.resident for one in plain):.0%}",
         "step": f"{ratio:.2f}x",
         "again": "",
@@ -261,15 +255,16 @@ def _row(asked: Asked, found: Sequence[Found], plain: Sequence[Found]) -> list[s
     }
     one = found[0]
     if one.budget and one.predicted and one.overhead is not None:
-        row["budget"] = _mb(one.budget)
+        row["budget"] = megabytes(one.budget)
         row["of"] = f"{allocated / one.budget:.0%}"
-        row["predicted"] = _mb(one.predicted)
+        row["predicted"] = megabytes(one.predicted)
         row["off"] = f"{one.predicted / allocated - 1:+.0%}"
         row["again"] = f"{one.overhead:.0%}"
     return list(row.values())
 
 
-def _mb(size: float) -> str:
+def megabytes(size: float) -> str:
+    """Return a number of bytes as text, such as ``12 MB``."""
     return f"{size / 1e6:.0f} MB"
 
 

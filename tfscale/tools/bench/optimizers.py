@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale.tools.bench import machine
-from tfscale.tools.bench.command import list_of, make_console, one_of, whole_number
+from tfscale.tools.bench.command import bench_parser, list_of, make_console, one_of, whole_number
 from tfscale.tools.bench.measure import in_turn
+from tfscale.tools.bench.table import new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,10 +46,8 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench optimizers``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench optimizers",
-        description="Measure updates of optimizers, and training steps of AdaHessian.",
-        allow_abbrev=False,
+    parser = bench_parser(
+        "optimizers", "Measure updates of optimizers, and training steps of AdaHessian."
     )
     add = parser.add_argument
     add("--parts", type=list_of(one_of(PARTS)), default=",".join(PARTS), metavar="NAME,...",
@@ -177,13 +176,7 @@ _PARTS = {"many": _many, "one": _one, "mlp": _mlp, "conv": _conv}
 
 def make_table(title: str, times: dict[str, list[float]]) -> Table:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    table.add_column("contestant")
-    for column in ("ms", "min ms", "times"):
-        table.add_column(column, justify="right")
+    table = new_table(title, ["contestant"], ["ms", "min ms", "times"])
     first = next(iter(times.values()))
     for name, each in times.items():
         ratio = statistics.median(a / b for a, b in zip(each, first, strict=True))

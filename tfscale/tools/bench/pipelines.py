@@ -27,8 +27,16 @@ import numpy as np
 from tfscale.parallel.pipeline import ORDERS
 from tfscale.plan.pipelines import PipelineOrder, Times, simulate
 from tfscale.tools.bench import machine, measure
-from tfscale.tools.bench.command import list_of, make_console, one_of, progress, whole_number
+from tfscale.tools.bench.command import (
+    bench_parser,
+    list_of,
+    make_console,
+    one_of,
+    progress,
+    whole_number,
+)
 from tfscale.tools.bench.run import QUIET
+from tfscale.tools.bench.table import new_table
 from tfscale.tools.launch import LocalWorkers, WorkerFailed
 
 if TYPE_CHECKING:
@@ -87,11 +95,7 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench pipelines``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench pipelines",
-        description="Measure how long the stages of a pipeline wait, by order.",
-        allow_abbrev=False,
-    )
+    parser = bench_parser("pipelines", "Measure how long the stages of a pipeline wait, by order.")
     add = parser.add_argument
     add("--parts", type=list_of(one_of((IDLE, DELAYS))), default=IDLE, metavar="NAME,...",
         help=f"what to measure: {IDLE}, {DELAYS} (default: %(default)s)")  # fmt: skip
@@ -116,16 +120,9 @@ def make_table(
     arguments: argparse.Namespace, part: str, found: dict[str, tuple[PipelineOrder, Seen]]
 ) -> Table:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
     about = f"{arguments.stages} ranks, {arguments.microbatches} microbatches"
-    table = Table(
-        title=f"{part}: {about}", box=box.SIMPLE_HEAD, title_justify="left", title_style="bold"
-    )
-    table.add_column("order")
-    for column in ("steps", "idle", "simulated", "live microbatches", "of the order"):
-        table.add_column(column, justify="right")
+    numbers = "steps", "idle", "simulated", "live microbatches", "of the order"
+    table = new_table(f"{part}: {about}", ["order"], numbers)
     for name, (order, seen) in found.items():
         simulated = simulate(order, Times(1, 1, 1)).idle_share
         table.add_row(

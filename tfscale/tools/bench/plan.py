@@ -86,11 +86,10 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench plan``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench plan",
-        description="Compare forecasts of steps with measured steps.",
+    parser = command.bench_parser(
+        "plan",
+        "Compare forecasts of steps with measured steps.",
         epilog="See docs/plan.md for what is priced, and how.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--parts", type=command.list_of(command.one_of(PARTS)), default=",".join(PARTS),

@@ -18,15 +18,22 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale.tools.bench import machine
-from tfscale.tools.bench.command import list_of, make_console, one_of, whole_number
+from tfscale.tools.bench.command import (
+    answer_of_process,
+    bench_parser,
+    list_of,
+    make_console,
+    one_of,
+    whole_number,
+)
 from tfscale.tools.bench.measure import in_turn
 from tfscale.tools.bench.memory import COUNTED
+from tfscale.tools.bench.table import new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -55,11 +62,7 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench products``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench products",
-        description="Measure products with a Hessian: time, memory, processes.",
-        allow_abbrev=False,
-    )
+    parser = bench_parser("products", "Measure products with a Hessian: time, memory, processes.")
     add = parser.add_argument
     add("--parts", type=list_of(one_of(_PARTS)), default=",".join(_PARTS), metavar="NAME,...",
         help="what to measure (default: %(default)s)")  # fmt: skip
@@ -137,7 +140,7 @@ def _model_and_hessian(name: str, shrink: int, batches: int = 1, parts: int = 1)
 
 def _costs(models: Sequence[str], rounds: int, shrink: int) -> Table:
     columns = "ms", "product", "of 4 at once", "in halves", "by XLA", "gradient by XLA"
-    table = _table("a product against the loss and its gradient", *columns)
+    table = new_table("a product against the loss and its gradient", ["model"], columns)
     import numpy as np
 
     from tfscale.analysis import curvature
@@ -166,7 +169,7 @@ def _costs(models: Sequence[str], rounds: int, shrink: int) -> Table:
 
 def _memory(models: Sequence[str], rounds: int, shrink: int) -> Table:
     columns = "step MB", "product MB", "ratio", "in halves MB", "ratio"
-    table = _table("memory of a product against a training step", *columns)
+    table = new_table("memory of a product against a training step", ["model"], columns)
     for name in models:
         step, *products = (_in_process(kind, name, 1, shrink, COUNTED) for kind in _MEMORY_KINDS)
         ratios = [(f"{one / 1e6:.4g}", f"{one / step:.2f}x") for one in products]
@@ -202,7 +205,8 @@ def _product_memory(name: str, rounds: int, shrink: int, parts: int = 1) -> floa
 def _processes(models: Sequence[str], rounds: int, shrink: int) -> Table:
     from tfscale.tools.launch import LocalWorkers
 
-    table = _table("a product in processes of one thread", "one: ms", "two: ms", "faster")
+    columns = "one: ms", "two: ms", "faster"
+    table = new_table("a product in processes of one thread", ["model"], columns)
     for name in models:
         command = [sys.executable, "-m", "tfscale", "bench", "products", "--timed", name]
         ends = [str(rounds), str(shrink)]
@@ -228,14 +232,8 @@ def _timed(name: str, rounds: int, shrink: int) -> float:
 def _in_process(
     kind: str, name: str, rounds: int, shrink: int, environment: dict[str, str]
 ) -> float:
-    command = [sys.executable, "-m", "tfscale", "bench", "products", kind, name]
-    ran = subprocess.run(
-        [*command, str(rounds), str(shrink)], env={**os.environ, **environment},
-        capture_output=True, text=True, timeout=1800, check=False,
-    )  # fmt: skip
-    if ran.returncode:
-        raise RuntimeError(ran.stderr.strip().rpartition("\n")[2])
-    return float(ran.stdout.strip().splitlines()[-1])
+    words = kind, name, str(rounds), str(shrink)
+    return float(answer_of_process("products", words, environment))
 
 
 _PARTS: dict[str, Callable[[Sequence[str], int, int], Any]] = {
@@ -253,14 +251,3 @@ _PROCESS_KINDS: dict[str, Callable[[str, int, int], float]] = {**_MEMORY_KINDS, 
 
 def _ratio(times: Sequence[float], base: Sequence[float]) -> str:
     return f"{statistics.median(a / b for a, b in zip(times, base, strict=True)):.2f}x"
-
-
-def _table(title: str, *columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    table.add_column("model")
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table

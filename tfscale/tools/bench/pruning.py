@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from tfscale.tools.bench import machine
-from tfscale.tools.bench.command import list_of, make_console, one_of, whole_number
+from tfscale.tools.bench.command import bench_parser, list_of, make_console, one_of, whole_number
+from tfscale.tools.bench.table import table_of
 
 _TRAINING = 4000  # images out of 5,000; the others are for the test
 _BATCH = 64
@@ -41,10 +42,8 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench pruning``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench pruning",
-        description="Compare integers with fake quantization, and smaller nets with masked ones.",
-        allow_abbrev=False,
+    parser = bench_parser(
+        "pruning", "Compare integers with fake quantization, and smaller nets with masked ones."
     )
     add = parser.add_argument
     add("--parts", type=list_of(one_of(_PARTS)), default="integers,channels",
@@ -57,17 +56,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="epochs before pruning, and with it (default: %(default)s)")  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write the results to FILE")
     return parser
-
-
-def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title)
-    for head in heads:
-        table.add_column(head, justify="left" if head == heads[0] else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 # --------------------------------------------------------------------------- integers
@@ -183,7 +171,7 @@ def integers(options: argparse.Namespace) -> Any:
             rows.append([build.__name__, name, f"{equal:,} of {expected.size:,}",
                          f"{program.bytes:,}"])  # fmt: skip
     title = "Outputs of whole numbers that equal the quantized model's"
-    return _table(title, ["net", "widths", "equal", "bytes"], rows), found
+    return table_of(title, ["net", "widths", "equal", "bytes"], rows), found
 
 
 # --------------------------------------------------------------------------- channels
@@ -278,7 +266,7 @@ def channels(options: argparse.Namespace) -> Any:
                      f"{full['fisher_bytes'] / full['bytes']:.0%}",
                      f"{full['fisher_parameters']:.0%}"])  # fmt: skip
     heads = ["seed", "float, %", "Fisher, %", "magnitude, %", "off by", "weights file", "weights"]
-    return _table("Half of the channels removed", heads, rows), found
+    return table_of("Half of the channels removed", heads, rows), found
 
 
 def _bytes_on_disk(model: Any) -> int:

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from tfscale.tools.bench import digits, faces, hawq, machine, space, tuned, wire_plans
-from tfscale.tools.bench.command import list_of, make_console, one_of, whole_number
+from tfscale.tools.bench.command import bench_parser, list_of, make_console, one_of, whole_number
 from tfscale.tools.bench.kept import Kept
+from tfscale.tools.bench.table import table_of
 
 WIDTHS = (2, 4, 8)
 _LAYERS = 10  # of a program that brute force solves
@@ -48,10 +49,8 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench quantize``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench quantize",
-        description="Compare plans of bits with published ones, and sensitivities with the truth.",
-        allow_abbrev=False,
+    parser = bench_parser(
+        "quantize", "Compare plans of bits with published ones, and sensitivities with the truth."
     )
     add = parser.add_argument
     add("--parts", type=list_of(one_of(_PARTS)), default="programs,traces,order",
@@ -96,7 +95,7 @@ def programs(options: argparse.Namespace) -> Any:
         seconds = time.perf_counter() - start
         same = found.bits == case.published
         rows.append((str(case), case.published_cost, found.cost, same, 1e3 * seconds))
-    yield _table(
+    yield table_of(
         "HAWQ's published programs",
         ["program", "published sensitivity", "ours", "same widths", "ms"],
         [[name, f"{a:.5f}", f"{b:.5f}", "yes" if same else "no", f"{ms:.0f}"]
@@ -108,14 +107,14 @@ def programs(options: argparse.Namespace) -> Any:
         least = brute_force(program)
         equal += abs(program.solve().cost - least) <= 1e-9 * least
     title = f"{options.programs} random programs of {_LAYERS} layers x {len(WIDTHS)} widths"
-    yield _table(title, ["equal to brute force"], [[str(equal)]]), equal
+    yield table_of(title, ["equal to brute force"], [[str(equal)]]), equal
     times = []
     for seed in range(10):
         program = random_program(seed, 200, (2, 4, 6, 8))
         start = time.perf_counter()
         found = program.solve()
         times.append((time.perf_counter() - start, found.proven))
-    yield _table(
+    yield table_of(
         "200 layers x 4 widths x 3 limits, 10 random programs",
         ["median, s", "longest, s", "proven optimal"],
         [[f"{np.median([t for t, _ in times]):.2f}", f"{max(t for t, _ in times):.2f}",
@@ -198,7 +197,7 @@ def traces(options: argparse.Namespace) -> Any:
             within += sum(one <= 3 for one in off)
             count += len(off)
             rows.append((name, seed, h.size, max(off), study.samples))
-    yield _table(
+    yield table_of(
         f"mean eigenvalues of layers: {within} of {count} are within 3 reported errors of the "
         "exact ones", ["net", "seed", "numbers", "largest distance, errors", "vectors"],
         [[name, str(seed), f"{size:,}", f"{off:.1f}", str(n)] for name, seed, size, off, n in rows],
@@ -272,7 +271,7 @@ def order(options: argparse.Namespace) -> Any:
             costs = [study[path].cost(_BITS) for path in rises]
             each.append(spearman(costs, list(rises.values())))
         rows.append((seed, model.evaluate(x, y, verbose=0, batch_size=250)[1], each))
-    yield _table(
+    yield table_of(
         f"20 layers, one at {_BITS} bits: Spearman's correlation of predicted and measured rise of "
         "the loss", ["seed", "accuracy, %", *_MEASURES],
         [[str(seed), f"{100 * accuracy:.1f}", *(f"{one:.2f}" for one in each)]
@@ -332,7 +331,7 @@ def tuned_plans(options: argparse.Namespace) -> Any:
     for name in options.tasks:
         rows = [tuned.compare(options, name, seed, kept) for seed in range(options.seeds)]
         for measure, words, least in _FIGURES:
-            yield _table(
+            yield table_of(
                 f"{name}: {words}, at 12.5% of float32's bytes",
                 ["seed", *_PLANS, "random, mean", "random, best", "random ones beaten"],
                 [[str(seed), *_compared(row, measure, least)] for seed, row in enumerate(rows)],
@@ -358,7 +357,7 @@ def _compared(row: Mapping[str, Any], measure: str, best: Callable[..., float]) 
 
 
 def _bits_of(name: str, rows: Sequence[Any]) -> Any:
-    return _table(
+    return table_of(
         f"{name}: bits of the layers, in the net's order", ["seed", "hessian", "error"],
         [[str(seed), *(" ".join(map(str, row[how]["bits"])) for how in ("hessian", "error"))]
          for seed, row in enumerate(rows)],
@@ -378,7 +377,7 @@ def real_nets(options: argparse.Namespace) -> Any:
                 told = " ".join(map(str, np.ravel(bits))) if bits else "32"
                 lines.append([row["size"], how, told, f"{loss:.3f}", f"{accuracy:.0f}",
                               f"{off:.4f}"])  # fmt: skip
-        yield _table(
+        yield table_of(
             f"{name} of MTCNN, not trained further",
             ["size", "plan by", "bits", "test loss", "accuracy, %", "mean change of P(face)"],
             lines,
@@ -419,7 +418,7 @@ def searched(options: argparse.Namespace) -> Any:
             for seed in range(options.seeds)
         ]
         rows.append((limit, best, [_told(one, whole) for one in found]))
-    yield _table(
+    yield table_of(
         f"a search among {len(every)} nets for digits, and the best of all of them: "
         f"{whole:.0f} s of processor time for all",
         ["latency, ms", "best, %", "found, %", f"within {_POINTS} points",
@@ -453,7 +452,7 @@ def wire_plans_of_gradients(options: argparse.Namespace) -> Any:
     """Yield a table of losses with wires by sensitivity and with one wire, for each task."""
     for name in wire_plans.TASKS:
         found = wire_plans.measure(name, range(options.seeds), options.kept)
-        yield _table(
+        yield table_of(
             f"{name}: two workers, {wire_plans.RATE}; " + "; ".join(wire_plans.summary(found)),
             ["uniform wire", "seed", "plan's wires", "bytes a step", "plan's", "counted, off by",
              "loss", "plan's", "test loss", "plan's"],
@@ -489,7 +488,7 @@ def large(options: argparse.Namespace) -> Any:
         model.count_params(), len(study.layers), options.rows, study.samples,
         float(np.median(off)), measured, processor, planned,
     )  # fmt: skip
-    yield _table(
+    yield table_of(
         f"a study of ResNet50, weights as initialized, in batches of {options.large_batch}",
         ["parameters", "layers", "images", "vectors a batch", "median error of a layer", "study, s",
          "processor, s", "plan, s"],
@@ -502,18 +501,3 @@ _PARTS = {
     "programs": programs, "traces": traces, "order": order, "tuned": tuned_plans,
     "faces": real_nets, "search": searched, "wires": wire_plans_of_gradients, "large": large,
 }  # fmt: skip
-
-
-def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", title_style="bold"
-    )
-    table.add_column(columns[0])
-    for name in columns[1:]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table

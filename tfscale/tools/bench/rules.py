@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfscale.tools.bench import digits, machine, trainings
-from tfscale.tools.bench.command import list_of, one_of, whole_number
+from tfscale.tools.bench.command import bench_parser, list_of, one_of, whole_number
 from tfscale.tools.bench.methods import checked_rule, rule_of
+from tfscale.tools.bench.table import new_table
 from tfscale.tools.bench.tasks import TASKS
 from tfscale.tools.bench.trainings import compare, perplexity, spread
 
@@ -126,10 +127,8 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench rules``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench rules",
-        description="Measure how well models learn if replicas synchronize once in many steps.",
-        allow_abbrev=False,
+    parser = bench_parser(
+        "rules", "Measure how well models learn if replicas synchronize once in many steps."
     )
     add = parser.add_argument
     add("--rules", type=checked_rule, nargs="+", default=RULES, metavar="RULE",
@@ -307,11 +306,6 @@ def orders(
 
 def make_table(runs: Sequence[Run], title: str) -> Table:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("rule")
     names = (
         "rate",
         "accuracy, %",
@@ -320,8 +314,8 @@ def make_table(runs: Sequence[Run], title: str) -> Table:
         "bytes of a step",
         "less",
     )
-    for name in (*names, *(f"ms, {link}" for link in LINKS)):
-        table.add_column(name, justify="right")
+    numbers = *names, *(f"ms, {link}" for link in LINKS)
+    table = new_table(title, ["rule"], numbers, pad_edge=False, title_style=None)
     rules = dict.fromkeys(run.rule for run in runs)
     first, *others = [best([run for run in runs if run.rule == rule]) for rule in rules]
     for same in (first, *others):

@@ -27,6 +27,7 @@ import numpy as np
 from tfscale.support.records import read_text
 from tfscale.tools.bench import holding, machine, measure
 from tfscale.tools.bench.command import (
+    bench_parser,
     ended_by_signals,
     list_of,
     make_console,
@@ -35,6 +36,7 @@ from tfscale.tools.bench.command import (
     whole_number,
 )
 from tfscale.tools.bench.run import QUIET
+from tfscale.tools.bench.table import new_table
 from tfscale.tools.launch import LocalWorkers, WorkerFailed
 
 if TYPE_CHECKING:
@@ -130,11 +132,7 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench shares``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench shares",
-        description="Measure training with a slow worker, by shares of the batch.",
-        allow_abbrev=False,
-    )
+    parser = bench_parser("shares", "Measure training with a slow worker, by shares of the batch.")
     add = parser.add_argument
     kinds = (EQUAL, FIXED, MEASURED, BOUND, BOTH, SKIPS)
     add("--workers", type=list_of(whole_number), default="2,4", metavar="N,...",
@@ -190,18 +188,13 @@ def make_table(
     best: float,
 ) -> Table:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
     who = "the first one" if arguments.who == FIRST else "one of them in turn"
     title = f"{workers} workers, {who} {arguments.slow:g} times slower"
     if arguments.hold != SLEEP:
         cores = ", ".join(f"{core:.2f}" for core in cores_of(arguments, workers))
         title += f", cores: {cores}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    table.add_column("shares")
-    for column in ("samples/s", "of the ideal", "first worker's rows", "difference"):
-        table.add_column(column, justify="right")
+    numbers = "samples/s", "of the ideal", "first worker's rows", "difference"
+    table = new_table(title, ["shares"], numbers)
     for kind, one in found.items():
         apart = "-"
         if one.weights is not None:

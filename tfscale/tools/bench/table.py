@@ -6,7 +6,7 @@ import dataclasses
 import math
 import mmap
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale.collectives import wires
@@ -145,6 +145,28 @@ def _medians(records: Sequence[AllReduceResult], algorithm: str) -> dict[tuple[i
 def pays_for_pages(record: AllReduceResult) -> bool:
     """Return whether a call's page faults are more than half of the pages of its buffer."""
     return record.bytes >= _LARGE and record.faults > record.bytes / mmap.PAGESIZE / 2
+
+
+def new_table(title: str, words: Iterable[str], numbers: Iterable[str], **how: Any) -> Table:
+    """Return a table without rows: columns of ``words`` at the left, then those of ``numbers``."""
+    from rich import box
+    from rich.table import Table
+
+    usual = {"box": box.SIMPLE_HEAD, "title_justify": "left", "title_style": "bold"}
+    table = Table(title=title, **{**usual, **how})
+    for name in words:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table with these rows; all columns but the first one hold numbers."""
+    table = new_table(title, columns[:1], columns[1:], pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def make_table(records: Sequence[AllReduceResult], title: str = "") -> Table:

@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfscale.tools.bench import machine
-from tfscale.tools.bench.command import list_of, make_console, one_of, progress, whole_number
+from tfscale.tools.bench.command import (
+    bench_parser,
+    list_of,
+    make_console,
+    one_of,
+    progress,
+    whole_number,
+)
+from tfscale.tools.bench.table import new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -67,11 +75,7 @@ def main(argv: Sequence[str]) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of ``tfscale bench telemetry``."""
-    parser = argparse.ArgumentParser(
-        prog="tfscale bench telemetry",
-        description="Measure steps of fit with telemetry and without.",
-        allow_abbrev=False,
-    )
+    parser = bench_parser("telemetry", "Measure steps of fit with telemetry and without.")
     add = parser.add_argument
     add("--parts", type=list_of(one_of(PARTS)), default=",".join(PARTS), metavar="NAME,...",
         help="one: one device; replicas: two replicas of this process (default: %"
@@ -153,13 +157,7 @@ def _clock(callback: Any, calls: list[tuple[float, float]]) -> None:
 
 def make_table(title: str, turns: dict[str, Sequence[StepTimes]]) -> Table:
     """Return the table that users see."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    table.add_column("telemetry")
-    for column in ("ms", "min ms", "more", "inside"):
-        table.add_column(column, justify="right")
+    table = new_table(title, ["telemetry"], ["ms", "min ms", "more", "inside"])
     first = next(iter(turns.values()))
     for name, each in turns.items():
         ratios = sorted(turn.step / its.step for turn, its in zip(each, first, strict=True))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfscale.tools.bench.command import check_folders, ended_by_signals, make_console, whole_number
-from tfscale.tools.bench.table import short
+from tfscale.tools.bench.table import new_table, short
 from tfscale.tools.demo.training import DEVICES, PROCESSES, Setup, Training, train
 from tfscale.tools.launch import WorkerFailed
 
@@ -107,13 +107,8 @@ def _show(progress: Progress, bar: TaskID, epochs: Sequence[dict[str, float]]) -
 
 def make_table(trainings: Sequence[Training]) -> Table:
     """Return a table with a row for each training; the first one is the reference."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("")
-    for name in ("accuracy", "MB sent by all", "ms per step", "farthest weight from one device's"):
-        table.add_column(name, justify="right")
+    numbers = "accuracy", "MB sent by all", "ms per step", "farthest weight from one device's"
+    table = new_table("", [""], numbers, pad_edge=False)
     for training in trainings:
         table.add_row(
             training.label,
