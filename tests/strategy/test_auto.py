@@ -173,3 +173,8 @@ def test_a_schedule_file_that_is_no_text_of_json_is_one_error(tmp_path, content)
     (tmp_path / "mine.json").write_bytes(content)
     with pytest.raises(ValueError, match="mine.json: expected"):
         ScaleStrategy(devices=TWO, schedule_file=tmp_path / "mine.json")
+
+
+def test_devices_in_the_place_of_the_algorithm_are_refused_with_what_to_write():
+    with pytest.raises(ValueError, match=r"here pass devices=\['CPU:0', 'CPU:1'\]"):
+        ScaleStrategy(["CPU:0", "CPU:1"])

@@ -169,8 +169,15 @@ def _checked_weights_wire(value: Any, name: str) -> MethodPolicy:
     return policy
 
 
+def _checked_algorithm(value: Any, name: str) -> Any:
+    if isinstance(value, (list, tuple)):
+        hint = f"MirroredStrategy takes devices first; here pass devices={value!r}"
+        raise arguments.wrong(value, name, "a name such as 'ring', or a Schedule", hint)
+    return checked_algorithm(value, name, "auto")
+
+
 _ALWAYS: dict[str, Callable[[Any, str], Any]] = {
-    "algorithm": lambda value, name: checked_algorithm(value, name, "auto"),
+    "algorithm": _checked_algorithm,
     "batch_norm": lambda value, name: arguments.choice(value, name, ("synchronized", "local")),
     "deadline": arguments.seconds,
     "slow_after": _slow_after,
