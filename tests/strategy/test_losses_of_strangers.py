@@ -571,6 +571,21 @@ def test_a_step_that_is_assigned(name):
     check_twins(build, fit)
 
 
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_loss_that_is_assigned(eagerly):
+    """It is a user's own, as one of a class is."""
+
+    def build():
+        model = keras.Sequential([keras.Input([3]), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05), "mse", run_eagerly=eagerly)
+        model.compute_loss = lambda x=None, y=None, y_pred=None, sample_weight=None, **_: (
+            tf.reduce_mean(tf.square(y - y_pred))
+        )
+        return model
+
+    check_twins(build, fit)
+
+
 # ------------------------------------------------------------------- logs and metrics
 
 

@@ -49,7 +49,8 @@ class Batches:
             x, y=y, sample_weight=sample_weight, batch_size=batch_size, steps_per_epoch=steps
         )
         dataset = self._adapter.get_tf_dataset()
-        if steps is None and (_is_endless(dataset) or isinstance(x, keras.utils.PyDataset)):
+        is_endless = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+        if steps is None and (is_endless or isinstance(x, keras.utils.PyDataset)):
             steps = self._adapter.num_batches
             if steps is None:
                 raise ValueError(_ENDLESS.format(who=who))
@@ -93,7 +94,3 @@ def batches_of(
         yield from dataset if steps is None else dataset.take(steps)
     finally:
         adapter.on_epoch_end()
-
-
-def _is_endless(dataset: tf.data.Dataset) -> bool:
-    return bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfscale.bridge.calls import called_by, caller
 from tfscale.bridge.frames import frames, threads
-from tfscale.bridge.hooks import TRAIN_FUNCTION, is_assigned
+from tfscale.bridge.hooks import TRAIN_FUNCTION
 from tfscale.bridge.installed import (
     BUILDS_FROM_SHAPES,
     JOINS_WORKERS,
@@ -26,6 +26,7 @@ from tfscale.bridge.installed import (
     PREDICTS,
     REDUCES_LOGS,
 )
+from tfscale.bridge.models import overrides
 from tfscale.bridge.objects import Trainer
 from tfscale.bridge.tensorflow import COUNTS_BATCHES
 
@@ -68,16 +69,12 @@ class ModelStep:
     @property
     def is_own(self) -> bool:
         """Whether the user has written the step, so that losses may be of any kind."""
-        return self._overrides(self.kind)
+        return overrides(self.model, self.kind)
 
     @property
     def makes_logs(self) -> bool:
         """Whether the user's code decides what the step returns."""
-        return self.is_own or self._overrides("compute_metrics")
-
-    def _overrides(self, name: str) -> bool:
-        of_class = getattr(type(self.model), name) is not getattr(keras.Model, name)
-        return of_class or is_assigned(self.model, name)
+        return self.is_own or overrides(self.model, "compute_metrics")
 
 
 def step_of(fn: Callable[..., Any]) -> ModelStep | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from tfscale.bridge.hooks import is_assigned
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import innermost, layers_of, optimizers_of
 
@@ -158,6 +159,12 @@ def takes_mask_off(operation: Any, symbol: Any) -> bool:
 def weights_of(operation: Any) -> list[Any]:
     """Return all variables of a layer; none of an operation without weights."""
     return list(operation.variables) if isinstance(operation, keras.layers.Layer) else []
+
+
+def overrides(model: Any, name: str) -> bool:
+    """Return whether the user has replaced a method of Keras, by a class or on the model itself."""
+    of_class = getattr(type(model), name) is not getattr(keras.Model, name)
+    return of_class or is_assigned(model, name)
 
 
 def has_own_steps(model: Any, names: Sequence[str]) -> list[str]:

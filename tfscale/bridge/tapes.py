@@ -19,52 +19,71 @@ Result = Callable[[list[Any], list[Any]], list[Any]]
 
 
 def gradients_changed(
-    target: Target | None = None, result: Result | None = None, in_thread: bool = True
+    result: Result, change: Target | None = None, in_thread: bool = True
 ) -> contextlib.AbstractContextManager[None]:
-    """Let tapes differentiate another target, and give other results, in a block.
+    """Let tapes give other results, and differentiate another target, in a block.
 
     Args:
-        target: function of a target and the sources that returns what is differentiated; None
+        result: function of all gradients and their sources that returns other gradients.
+        change: function of a target and the sources that returns what is differentiated; None
             for the target itself. A target whose gradient another tape records stays as it is, as
             for a gradient penalty.
-        result: function of all gradients and their sources that returns other gradients.
         in_thread: whether only tapes of this thread do so.
     """
-    return TAPE_GRADIENT.on(tf.GradientTape, _Changed(target, result), in_thread)
+    changing = threading.local()  # tapes that compute the new target are left alone
+
+    # TensorFlow's names, for the user may write target=... and sources=...
+    def gradient(
+        original: Callable[..., Any],
+        tape: Any,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        if tape._tape is None or getattr(changing, "now", False):
+            return original(tape, target, sources, output_gradients, **kwargs)
+        if change is not None and not _is_recorded_by_another(tape):
+            target = _new_target(changing, tape, change, target, output_gradients, sources)
+            output_gradients = None
+        found = original(tape, target, sources, output_gradients, **kwargs)
+        return _new_gradients(tape, result, found, sources)
+
+    return TAPE_GRADIENT.on(tf.GradientTape, gradient, in_thread)
 
 
 def inner_gradients_changed(
-    target: Target, result: Result, by_tensors: bool
+    change: Target, result: Result, by_tensors: bool
 ) -> contextlib.AbstractContextManager[None]:
     """Let tapes of all threads differentiate another target, and give other results, in a block.
 
     Tapes that another tape records are changed, as for a gradient penalty.
 
     Args:
-        by_tensors: whether tapes that differentiate by tensors are changed, too, as for adversarial
-            samples.
-        target: function of a target, the sources, and whether another tape records the gradient,
+        change: function of a target, the sources, and whether another tape records the gradient,
             which returns what is differentiated.
         result: function of all gradients and their sources that returns other gradients.
+        by_tensors: whether tapes that differentiate by tensors are changed, too, as for adversarial
+            samples.
     """
     changing = threading.local()  # tapes that compute the new target are left alone
 
     def gradient(
         original: Callable[..., Any],
         tape: Any,
-        of: Any,
+        target: Any,
         sources: Any,
         output_gradients: Any = None,
         **kwargs: Any,
     ) -> Any:
         if tape._tape is None or getattr(changing, "now", False):
-            return original(tape, of, sources, output_gradients, **kwargs)
+            return original(tape, target, sources, output_gradients, **kwargs)
         is_inner = _is_recorded_by_another(tape)
         of_weights = all(map(is_variable, tf.nest.flatten(sources)))
         if not is_inner and (of_weights or not by_tensors):
-            return original(tape, of, sources, output_gradients, **kwargs)
-        of = _new_target(changing, tape, target, of, output_gradients, sources, is_inner)
-        return _new_gradients(tape, result, original(tape, of, sources, **kwargs), sources)
+            return original(tape, target, sources, output_gradients, **kwargs)
+        target = _new_target(changing, tape, change, target, output_gradients, sources, is_inner)
+        return _new_gradients(tape, result, original(tape, target, sources, **kwargs), sources)
 
     return TAPE_GRADIENT.on(tf.GradientTape, gradient)
 
@@ -87,33 +106,6 @@ def after_backward_passes(
         return found
 
     return TAPE_GRADIENT.on(tf.GradientTape, gradient, in_thread=True)
-
-
-class _Changed:
-    """A replacement of ``tf.GradientTape.gradient``."""
-
-    def __init__(self, target: Target | None, result: Result | None) -> None:
-        self._change, self._result = target, result
-        self._changing = threading.local()  # tapes that compute the new target are left alone
-
-    def __call__(
-        self,
-        original: Callable[..., Any],
-        tape: Any,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        if tape._tape is None or getattr(self._changing, "now", False):
-            return original(tape, target, sources, output_gradients, **kwargs)
-        if self._change is not None and not _is_recorded_by_another(tape):
-            target = _new_target(
-                self._changing, tape, self._change, target, output_gradients, sources
-            )
-            output_gradients = None
-        found = original(tape, target, sources, output_gradients, **kwargs)
-        return found if self._result is None else _new_gradients(tape, self._result, found, sources)
 
 
 def _new_target(

@@ -52,11 +52,6 @@ class Shown:
     computed: Any
     tensors: list[tf.Tensor]
 
-    def becomes(self, total: Any) -> None:
-        """Let the step see the sum over all replicas."""
-        for tensor, new in zip(self.tensors, _tensors(total), strict=True):
-            replace_input(tensor.op, 0, new)
-
 
 class Gradients:
     """All gradients of weights that the tapes of a step have given to it.
@@ -199,7 +194,8 @@ class Gradients:
                 self._show_sum(one, total)
 
     def _show_sum(self, one: Shown, total: Any) -> None:
-        one.becomes(total)
+        for tensor, new in zip(one.tensors, _tensors(total), strict=True):
+            replace_input(tensor.op, 0, new)
         self._summed.add(id(one))
 
     def _is_steady(self, x: tf.Tensor) -> bool:

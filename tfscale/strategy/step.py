@@ -193,7 +193,7 @@ class Step:
     def nobody_has_rows(self) -> tf.Tensor:
         """Whether no replica of the team holds rows."""
         assert self.rows is not None
-        return self.rows.nobody
+        return tf.equal(self.rows.total, 0)
 
     def counted(self, value: Any) -> Any:
         """Return a value, or zeros on a replica that holds no rows: it adds nothing to sums.

@@ -190,7 +190,7 @@ def loop_steps(strategy: Strategy) -> contextlib.AbstractContextManager[None]:
         whole: list[Any] = strategy.parts.whole_gradients(grads, sources)
         return whole
 
-    return gradients_changed(result=shown, in_thread=False)
+    return gradients_changed(shown, in_thread=False)
 
 
 def _measuring(
@@ -248,7 +248,7 @@ def _tapes_of(step: Step, parts: Copies) -> Iterator[None]:
     """
     with contextlib.ExitStack() as stack:
         if step.is_own:
-            changed = gradients_changed(own_losses.target_of_gradients, parts.whole_gradients)
+            changed = gradients_changed(parts.whole_gradients, own_losses.target_of_gradients)
             stack.enter_context(changed)
         if step.whole_weights is not None:
             stack.enter_context(after_backward_passes(step.whole_weights.gather_again))

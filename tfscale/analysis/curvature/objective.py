@@ -26,6 +26,7 @@ from tfscale.bridge.losses import (
     losses_of_outputs,
     reducing,
 )
+from tfscale.bridge.models import overrides
 from tfscale.bridge.objects import (
     LAYER_SEED,
     copy_of,
@@ -199,8 +200,8 @@ class Objective:
 
 
 def has_own_loss(model: Any) -> bool:
-    """Return whether the model's class overrides ``compute_loss``."""
-    return type(model).compute_loss is not keras.Model.compute_loss
+    """Return whether the user has replaced the model's ``compute_loss``."""
+    return overrides(model, "compute_loss")
 
 
 def _none(_: Callable[..., Any], __: Any) -> list[Any]:

@@ -65,11 +65,6 @@ class Rows:
     def __post_init__(self) -> None:
         object.__setattr__(self, "absent", tf.equal(self.local, 0))
 
-    @property
-    def nobody(self) -> tf.Tensor:
-        """Whether no replica of those that make this step together holds rows."""
-        return tf.equal(self.total, 0)
-
     def of_stage(self, stages: int) -> Rows:
         """Return these numbers among the replicas of one stage: all stages read the same rows."""
         if stages == 1:

@@ -7,7 +7,7 @@ axis. One device would divide by the value for the whole batch. This module find
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,7 @@ def is_same_everywhere(divisor: tf.Tensor) -> bool:
     if not varies(divisor):
         return True
     op = divisor.op
-    if op.type == "StridedSlice" and op.inputs[0].op.type == "Shape":
+    if op.type == "StridedSlice" and _sized(op) is not None:
         return _axis_of_size(op) not in (None, 0)
     of_shapes = op.type in _OF_SHAPES or op.type in DIVIDES
     return of_shapes and all(map(is_same_everywhere, op.inputs))
@@ -123,42 +123,32 @@ def _axis_of_size(op: tf.Operation) -> int | None:
 
 def is_of_replicas(divisor: tf.Tensor) -> bool:
     """Return whether the divisor of the whole batch follows from the replicas' divisors."""
-    op = divisor.op
+    return _follows(divisor, tuple(_COMPUTES_DIVISOR), REDUCES)
+
+
+def is_count(number: tf.Tensor) -> bool:
+    """Return whether the batch's whole number is the sum of the replicas' numbers.
+
+    It is for a sum over samples, as of correct predictions, and for the number of rows.
+    """
+    return _follows(number, ("Mul",), ("Sum",))
+
+
+def _follows(number: tf.Tensor, computes: Collection[str], reduces: Collection[str]) -> bool:
+    op = number.op
     if op.type in _KEEPS_DIVISOR:
-        return is_of_replicas(op.inputs[0])
-    if op.type in _COMPUTES_DIVISOR:
+        return _follows(op.inputs[0], computes, reduces)
+    if op.type in computes:
         differing = [x for x in op.inputs if not is_same_everywhere(x)]
         if op.type == "RealDiv" and not is_same_everywhere(op.inputs[1]):
             return False
         alone = len(differing) == 1 or op.type in ("AddV2", "Add")
-        return alone and all(map(is_of_replicas, differing))
-    if op.type in REDUCES:
-        return reduces_the_batch(divisor) or is_of_replicas(op.inputs[0])
-    return _is_size_of_batch(divisor)
-
-
-def is_count(number: tf.Tensor) -> bool:
-    """Return whether a whole number of the batch is the sum of the replicas' numbers.
-
-    So is a sum over samples, as of correct predictions, and the number of rows.
-    """
-    op = number.op
-    if op.type in _KEEPS_DIVISOR:
-        return is_count(op.inputs[0])
-    if op.type == "Mul":
-        differing = [x for x in op.inputs if not is_same_everywhere(x)]
-        return len(differing) == 1 and is_count(differing[0])
-    if op.type == "Sum":
-        return reduces_the_batch(number) or is_count(op.inputs[0])
-    return _is_size_of_batch(number)
-
-
-def _is_size_of_batch(number: tf.Tensor) -> bool:
-    op = number.op
-    if op.type == "StridedSlice":
-        is_size = number.shape.rank == 0 and op.inputs[0].op.type == "Shape"
-        return bool(is_size) and _axis_of_size(op) == 0
-    return bool(op.type == "Size" or (op.type == "Prod" and op.inputs[0].op.type == "Shape"))
+        return alone and all(_follows(x, computes, reduces) for x in differing)
+    if op.type in reduces:
+        return reduces_the_batch(number) or _follows(op.inputs[0], computes, reduces)
+    if _sized(op) is None:
+        return False
+    return op.type != "StridedSlice" or (number.shape.rank == 0 and _axis_of_size(op) == 0)
 
 
 def whole_divisor(divisor: tf.Tensor) -> tf.Tensor:

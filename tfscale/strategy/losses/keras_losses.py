@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from tfscale.bridge import hooks
 from tfscale.bridge.losses import Reduction, sum_of_losses
+from tfscale.bridge.models import overrides
 from tfscale.bridge.objects import is_variable, loss_tracker
 from tfscale.bridge.protocols import Layer, Metric
 from tfscale.strategy.losses import own_losses
@@ -79,7 +80,7 @@ def _compute_loss(compute: Compute, model: keras.Model, *args: Any, **kwargs: An
     loss = compute(model, *args, **kwargs)
     if loss is None or step.share is None:
         return loss
-    of_keras = type(model).compute_loss is keras.Model.compute_loss
+    of_keras = not overrides(model, "compute_loss")
     if of_keras and loss.shape.rank > 0:  # reduction="none": metrics need one loss per sample
         return loss if step.is_scaled(loss, since) else loss * step.share.present(loss.dtype)
     return own_losses.scaled_loss(loss, since, sums=of_keras or loss.shape.rank > 0)

@@ -71,8 +71,7 @@ def scaled_loss(loss: Any, since: int = 0, sums: bool = False) -> Any:
         sums: whether an eager loss, whose terms cannot be read, is known to be a sum.
     """
     if _is_traced(loss):
-        total = tf.reduce_sum(loss)
-        return _part(total, terms_of(total), _choice())
+        return _as_part(loss)
     if this_step().is_scaled(loss, since):
         return loss
     return loss * (_share().present(loss.dtype) if sums else _weight(loss.dtype))

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfscale.bridge.losses import compiled_loss
+from tfscale.bridge.models import overrides
 from tfscale.bridge.objects import build_on, layers_of, takes_training
 from tfscale.bridge.stateless import regularized
 from tfscale.training.adversarial.inputs import Inputs
@@ -48,8 +49,7 @@ def _evaluation(model: keras.Model) -> dict[str, bool]:
 
 def check(model: keras.Model) -> None:
     """Refuse a model without a loss."""
-    own = type(model).compute_loss is not keras.Model.compute_loss
-    if not own and compiled_loss(model) is None:
+    if not overrides(model, "compute_loss") and compiled_loss(model) is None:
         raise ValueError(
             f"an attack raises the compiled loss, and {model.name!r} has none. Compile it with a "
             "loss, or give it a compute_loss(x, y, y_pred, sample_weight)"
