@@ -573,7 +573,7 @@ def test_a_step_that_is_assigned(name):
 
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_a_loss_that_is_assigned(eagerly):
-    """It is a user's own, as one of a class is."""
+    """A function on a model is the user's own loss, as a method of a class is."""
 
     def build():
         model = keras.Sequential([keras.Input([3]), layers.Dense(1)])
