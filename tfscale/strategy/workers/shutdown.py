@@ -38,6 +38,7 @@ _LINGER_AT_EXIT = 0.5
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 _groups: list[Group] = []  # groups of all strategies of this process
+can_say = threading.Event()  # set once a group would hear ``say``
 _wider: list[Group] = []  # the groups that are divided into parts, which can fail separately
 _OUR_WORDS = re.compile(r"(?:bucket '|rank \d+ \().*")  # tfscale's part of a TensorFlow error
 
@@ -57,6 +58,7 @@ def announce(groups: Sequence[Group], within: Sequence[Group] = ()) -> None:
         sys.exit = end.noticed(sys.exit)
         atexit.register(end.announce_exit)
     _groups.extend(groups)
+    can_say.set()
     _wider.extend(each for each in within if each not in _wider)
 
 

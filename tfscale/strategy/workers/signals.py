@@ -27,6 +27,7 @@ _WHO_GOT_SIGTERM = "TF_DEFAULT_PREEMPTION_NOTICE_KEY"
 # Number of polls, and seconds between two of them: TensorFlow polls once a second.
 _LOOKS, _BETWEEN = 12, 0.25
 _TO_RAISE = 1.0  # seconds for the main thread to raise KeyboardInterrupt by itself
+_TO_MEET = 15.0  # most seconds that a missed signal waits until the other workers can be told
 _TO_END = 5.0  # seconds for the process to end, after the other workers have got the message
 
 _interrupt_raised, _too_late = threading.Event(), threading.Event()
@@ -70,8 +71,15 @@ class _Missed(threading.Thread):
                 return
             with contextlib.suppress(tf.errors.OpError):  # the key does not exist yet
                 if _key_value()(_WHO_GOT_SIGTERM, timeout_in_ms=1) == self._task:
-                    os.kill(os.getpid(), signal.SIGTERM)
+                    self._repeat()
                 return
+
+    def _repeat(self) -> None:
+        until = time.monotonic() + _TO_MEET
+        while not shutdown.can_say.is_set() and time.monotonic() < until:
+            if self._over.wait(_BETWEEN):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _leave(self) -> None:
         self._over.set()
