@@ -148,3 +148,17 @@ def test_a_number_that_is_measured_later_has_a_column(tmp_path):
     history = compiled().fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=both).history
     assert "curvature_top" in (tmp_path / "log").read_text()
     assert [bool(np.isnan(x)) for x in history["curvature_top"]] == [True, False]
+
+
+def test_a_loop_of_a_users_own_without_epochs_has_its_measurements_in_a_file(tmp_path):
+    measured = tfscale.callbacks.Curvature(X, Y, every=2, what=("top",), jsonl=tmp_path / "lines")
+    model = compiled()
+    listed = keras.callbacks.CallbackList([measured], model=model)
+    listed.on_train_begin()
+    for batch in range(4):
+        listed.on_train_batch_begin(batch)
+        model.train_on_batch(X, Y)
+        listed.on_train_batch_end(batch)
+    listed.on_train_end()
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "lines").read_text().splitlines()]
+    assert kinds == ["start", "curvature", "curvature"]

@@ -17,6 +17,7 @@ import h5py
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.callbacks import steps_of_epoch
 from tfscale.support import sealed
 
 _log = logging.getLogger("tfscale")
@@ -82,7 +83,7 @@ class WholeBackup(keras.callbacks.BackupAndRestore):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Save after every ``save_freq`` batches."""
-        steps = (self.params or {}).get("steps")
+        steps = steps_of_epoch(self)
         self._trained = steps is not None and batch + 1 >= steps
         super().on_train_batch_end(batch, logs)
 

@@ -1,4 +1,4 @@
-"""The moment at which Keras's callbacks get their model, and what may become of them then."""
+"""Facts that Keras gives to callbacks: their model, before which we act, and an epoch's steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ from tfscale.bridge.hooks import SET_MODEL
 from tfscale.bridge.installed import KERAS_2
 
 Arrange = Callable[[Any, Sequence[Any]], None]
+
+
+def steps_of_epoch(callback: keras.callbacks.Callback) -> int | None:
+    """Return how many steps an epoch has; None if ``fit`` does not know, or has not said it."""
+    steps: int | None = (callback.params or {}).get("steps")
+    return steps
 
 
 def before_callbacks_get_their_model(arrange: Arrange, strategy: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,11 +77,8 @@ class Batches:
             build_on(model, self._spec)
 
     def __iter__(self) -> Iterator[Any]:
-        self._adapter.on_epoch_begin()
-        try:
+        with _epoch(self._adapter):
             yield from self._dataset
-        finally:
-            self._adapter.on_epoch_end()
 
 
 def batches_of(
@@ -88,9 +86,16 @@ def batches_of(
 ) -> Iterator[Any]:
     """Yield the batches of data once, as ``predict`` and ``evaluate`` read them."""
     adapter = get_data_adapter(x, y=y, batch_size=batch_size, steps_per_epoch=steps)
-    adapter.on_epoch_begin()
-    dataset = adapter.get_tf_dataset()
-    try:
+    with _epoch(adapter):
+        dataset = adapter.get_tf_dataset()
         yield from dataset if steps is None else dataset.take(steps)
+
+
+@contextlib.contextmanager
+def _epoch(adapter: Any) -> Iterator[None]:
+    """Tell a data adapter of an epoch, whose end it must hear also after an error."""
+    adapter.on_epoch_begin()
+    try:
+        yield
     finally:
         adapter.on_epoch_end()

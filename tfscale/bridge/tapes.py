@@ -30,26 +30,13 @@ def gradients_changed(
             for a gradient penalty.
         in_thread: whether only tapes of this thread do so.
     """
-    changing = threading.local()  # tapes that compute the new target are left alone
 
-    # TensorFlow's names, for the user may write target=... and sources=...
-    def gradient(
-        original: Callable[..., Any],
-        tape: Any,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        if tape._tape is None or getattr(changing, "now", False):
-            return original(tape, target, sources, output_gradients, **kwargs)
-        if change is not None and not _is_recorded_by_another(tape):
-            target = _new_target(changing, tape, change, target, output_gradients, sources)
-            output_gradients = None
-        found = original(tape, target, sources, output_gradients, **kwargs)
+    def gradient(compute: Callable[..., Any], tape: Any, sources: Any) -> Any:
+        as_it_is = change is None or _is_recorded_by_another(tape)
+        found = compute() if as_it_is else compute(change)
         return _new_gradients(tape, result, found, sources)
 
-    return TAPE_GRADIENT.on(tf.GradientTape, gradient, in_thread)
+    return _gradient_replaced(gradient, in_thread)
 
 
 def inner_gradients_changed(
@@ -66,26 +53,15 @@ def inner_gradients_changed(
         by_tensors: whether tapes that differentiate by tensors are changed, too, as for adversarial
             samples.
     """
-    changing = threading.local()  # tapes that compute the new target are left alone
 
-    def gradient(
-        original: Callable[..., Any],
-        tape: Any,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        if tape._tape is None or getattr(changing, "now", False):
-            return original(tape, target, sources, output_gradients, **kwargs)
+    def gradient(compute: Callable[..., Any], tape: Any, sources: Any) -> Any:
         is_inner = _is_recorded_by_another(tape)
         of_weights = all(map(is_variable, tf.nest.flatten(sources)))
         if not is_inner and (of_weights or not by_tensors):
-            return original(tape, target, sources, output_gradients, **kwargs)
-        target = _new_target(changing, tape, change, target, output_gradients, sources, is_inner)
-        return _new_gradients(tape, result, original(tape, target, sources, **kwargs), sources)
+            return compute()
+        return _new_gradients(tape, result, compute(change, is_inner), sources)
 
-    return TAPE_GRADIENT.on(tf.GradientTape, gradient)
+    return _gradient_replaced(gradient)
 
 
 def after_backward_passes(
@@ -106,6 +82,38 @@ def after_backward_passes(
         return found
 
     return TAPE_GRADIENT.on(tf.GradientTape, gradient, in_thread=True)
+
+
+def _gradient_replaced(
+    replacement: Callable[..., Any], in_thread: bool = False
+) -> contextlib.AbstractContextManager[None]:
+    """Call ``replacement(compute, tape, sources)`` for gradients of tapes, in a block.
+
+    ``compute()`` returns the gradients, and ``compute(change, ...)`` those of the target that
+    ``change(target, sources, ...)`` returns. Tapes that compute this target are left alone.
+    """
+    changing = threading.local()
+
+    # TensorFlow's names, for the user may write target=... and sources=...
+    def gradient(
+        original: Callable[..., Any],
+        tape: Any,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        def compute(change: Target | None = None, *more: Any) -> Any:
+            if change is None:
+                return original(tape, target, sources, output_gradients, **kwargs)
+            changed = _new_target(changing, tape, change, target, output_gradients, sources, *more)
+            return original(tape, changed, sources, **kwargs)
+
+        if tape._tape is None or getattr(changing, "now", False):
+            return compute()
+        return replacement(compute, tape, sources)
+
+    return TAPE_GRADIENT.on(tf.GradientTape, gradient, in_thread)
 
 
 def _new_target(

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.callbacks import steps_of_epoch
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.callbacks import progress
 from tfscale.callbacks.one_fit import OneFit
@@ -88,7 +89,7 @@ class Adversarial(keras.callbacks.Callback):
         """Replace the model's step for this ``fit``."""
         model = self.model
         losses.check(model)
-        steps = (self.params or {}).get("steps")
+        steps = steps_of_epoch(self)
         self._amount_at = {n: _by_step(n, amount, steps) for n, amount in self._amounts.items()}
         with model.distribute_strategy.scope():
             self._variables = {

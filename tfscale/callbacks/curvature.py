@@ -116,11 +116,16 @@ class Curvature(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note the epoch. In the first one, all callbacks have restored what they restore."""
         self._epoch = epoch
-        if not self._begun:
-            self._begin()
+        self._begin()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Begin in a loop of the user without epochs, too."""
+        self._begin()
 
     def _begin(self) -> None:
         """Open the files, and plan the first measurement."""
+        if self._begun:
+            return
         self._begun = True
         step = progress.steps(self.model)
         goes_on = bool(self.measured) or step > 0

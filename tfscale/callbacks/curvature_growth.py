@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfscale.analysis import curvature
 from tfscale.analysis.curvature.of_model import refuse_other_strategies
 from tfscale.bridge import fit
+from tfscale.bridge.callbacks import steps_of_epoch
 from tfscale.bridge.installed import KERAS_2
 from tfscale.bridge.objects import innermost
 from tfscale.callbacks import progress
@@ -134,7 +135,7 @@ class CurvatureGrowth(GrowingBatches):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Check the settings of ``fit``. A checkpoint may be restored after this."""
-        steps = (self.params or {}).get("steps")
+        steps = steps_of_epoch(self)
         if steps is not None:
             raise ValueError(
                 "an epoch of BatchGrowth.by_curvature is a pass over the data, of fewer steps as "

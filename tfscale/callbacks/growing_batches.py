@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfscale.bridge.callbacks import steps_of_epoch
 from tfscale.callbacks import progress
 from tfscale.support import arguments
 
@@ -96,7 +97,7 @@ class GrowingBatches(keras.callbacks.Callback):
         """Check the sizes and the number of steps of an epoch."""
         self._read = False
         self._check_sizes(self.sizes.values())
-        if (self.params or {}).get("steps") is None:
+        if steps_of_epoch(self) is None:
             raise ValueError(
                 "the data of BatchGrowth has no end, so fit doesn't know where an epoch ends. "
                 "Give fit steps_per_epoch=..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import keras
@@ -21,23 +22,25 @@ def updates(optimizer: Any) -> int:
     return int(number(innermost(optimizer).iterations))
 
 
-def counting(model: Any) -> Any:
-    """Return the optimizer that counts the batches of a model.
+def counting(model: Any) -> tuple[Any, int]:
+    """Return the optimizer that counts the batches of a model, and the updates it has made.
 
     It is the compiled one. But a model with optimizers of its own, as a GAN, may never use that:
     then it is the one of them that has made the fewest updates, as critics make several in a batch.
     """
     compiled = innermost(model.optimizer)
-    if not updates(compiled):
-        others = [one for one in map(innermost, optimizers_of(model)) if updates(one)]
-        return min(others, key=updates, default=compiled)
-    return compiled
+    made = updates(compiled)
+    if made:
+        return compiled, made
+    others = [(one, updates(one)) for one in map(innermost, optimizers_of(model))]
+    counted = [(one, number) for one, number in others if number]
+    return min(counted, key=operator.itemgetter(1), default=(compiled, 0))
 
 
 def steps(model: Any) -> int:
     """Return the number of batches trained on, up to the last whole window."""
-    optimizer = counting(model)
-    return updates(optimizer) * window(optimizer)
+    optimizer, made = counting(model)
+    return made * window(optimizer)
 
 
 def in_steps(schedule: Any, epoch: int | None, what: str) -> Any:

@@ -202,21 +202,21 @@ class Telemetry(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Reset the means of the epoch."""
-        if not self._has_started:
-            self._start()
+        self._start()
         self._epoch, self._ends = epoch, []
         self._epoch_whole, self._epoch_usual = Mean(), Mean()
 
     def _start(self) -> None:
         """Note the first step, once all callbacks have restored what they restore."""
+        if self._has_started:
+            return
         self._has_started = True
         self._step = self._first_step = progress.steps(self.model)
         self._write("start", **self._about())
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Begin a measured interval; called once for each execution, in the thread that trains."""
-        if not self._has_started:  # a loop of the user without epochs
-            self._start()
+        self._start()  # in a loop of the user without epochs
         now = time.time()
         steps = self._batches.steps(batch, int(self.model.steps_per_execution))
         self._begun_steps += steps

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfscale.bridge.callbacks import steps_of_epoch
 from tfscale.bridge.objects import innermost
 from tfscale.callbacks import momentum, progress
 from tfscale.support import arguments
@@ -141,7 +142,7 @@ class Warmup(keras.callbacks.Callback):
         """Set the rate, once for each execution."""
         optimizer = innermost(self.model.optimizer)
         updates, window = progress.updates(optimizer), progress.window(optimizer)
-        if self._batches >= window:
+        if not updates and self._batches >= window:
             self._refuse_an_optimizer_that_does_not_train(optimizer)
         self._batches += 1
         self._set(optimizer, float(self._rate_of((updates + 1) * window - 1)))
@@ -156,7 +157,7 @@ class Warmup(keras.callbacks.Callback):
         self._log(logs)
 
     def _refuse_an_optimizer_that_does_not_train(self, optimizer: Any) -> None:
-        trains = progress.counting(self.model)
+        trains, _ = progress.counting(self.model)
         if trains is not optimizer:
             raise RuntimeError(
                 f"Warmup sets the learning rate of model.optimizer ({type(optimizer).__name__}), "
@@ -210,7 +211,7 @@ class Warmup(keras.callbacks.Callback):
                 f"batch and batch_per_replica scale a rate, and {schedule!r} does not say for "
                 "which batch its rate is. Give it base_batch=..., or leave them out here"
             )
-        return progress.in_steps(schedule, (self.params or {}).get("steps"), "Warmup")
+        return progress.in_steps(schedule, steps_of_epoch(self), "Warmup")
 
     def _samples_per_update(self, schedule: schedules.Schedule) -> int:
         if self._batch is not None:

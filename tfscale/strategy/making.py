@@ -209,5 +209,6 @@ def _say_that_nothing_travels(settings: Settings) -> None:
         "shares": settings.shares is not None,
         "grid": settings.grid is not None and not settings.grid.is_plain,
     }
-    for name in (name for name, is_asked in asked.items() if is_asked):
-        _log.warning(_NOTHING_TRAVELS, f"{name}={getattr(settings, name)!r}")
+    for name, is_asked in asked.items():
+        if is_asked:
+            _log.warning(_NOTHING_TRAVELS, f"{name}={getattr(settings, name)!r}")

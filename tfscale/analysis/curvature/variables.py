@@ -22,16 +22,17 @@ def chosen(model: Any, rules: str | Iterable[Any] | None, who: str) -> list[Any]
     """
     every = list(model.trainable_variables)
     listed = [""] if rules is None else checked_variables(rules) or ()
-    found = {id(v) for rule in listed for v in every if _matches(rule, v)}
-    idle = [rule for rule in listed if not any(_matches(rule, v) for v in every)]
-    if idle or not found:
+    matched = [{id(v) for v in every if _matches(rule, v)} for rule in listed]
+    idle = [rule for rule, found in zip(listed, matched, strict=True) if not found]
+    if idle or not matched:
         paths = ", ".join(path_of(v) for v in every[:5])
-        what = ", ".join(rule if isinstance(rule, str) else path_of(rule) for rule in idle)
+        what = [rule if isinstance(rule, str) else path_of(rule) for rule in idle if rule != ""]
+        which = f"{', '.join(what)!r} in " if what else ""
         raise ValueError(
-            f"{who}: {what!r} in variables={rules!r} matches no trainable variable of "
+            f"{who}: {which}variables={rules!r} matches no trainable variable of "
             f"{model.name!r}; their paths are {paths or 'none'}{', ...' if len(every) > 5 else ''}"
         )
-    return [v for v in every if id(v) in found]
+    return [v for v in every if any(id(v) in found for found in matched)]
 
 
 def _matches(rule: Any, variable: Any) -> bool:

@@ -38,7 +38,6 @@ _LINGER_AT_EXIT = 0.5
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 _groups: list[Group] = []  # groups of all strategies of this process
-can_say = threading.Event()  # set once a group would hear ``say``
 _wider: list[Group] = []  # the groups that are divided into parts, which can fail separately
 _OUR_WORDS = re.compile(r"(?:bucket '|rank \d+ \().*")  # tfscale's part of a TensorFlow error
 
@@ -58,7 +57,6 @@ def announce(groups: Sequence[Group], within: Sequence[Group] = ()) -> None:
         sys.exit = end.noticed(sys.exit)
         atexit.register(end.announce_exit)
     _groups.extend(groups)
-    can_say.set()
     _wider.extend(each for each in within if each not in _wider)
 
 
@@ -132,6 +130,11 @@ def _mark_as_not_first() -> None:
     if path := os.environ.get("TFSCALE_NOT_FIRST"):
         with contextlib.suppress(OSError):
             Path(path).touch()
+
+
+def can_say() -> bool:
+    """Return whether there is a group that would hear ``say``."""
+    return bool(_groups)
 
 
 def say(reason: str, groups: Sequence[Group] | None = None) -> None:

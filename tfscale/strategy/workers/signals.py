@@ -76,7 +76,7 @@ class _Missed(threading.Thread):
 
     def _repeat(self) -> None:
         until = time.monotonic() + _TO_MEET
-        while not shutdown.can_say.is_set() and time.monotonic() < until:
+        while not shutdown.can_say() and time.monotonic() < until:
             if self._over.wait(_BETWEEN):
                 return
         os.kill(os.getpid(), signal.SIGTERM)
