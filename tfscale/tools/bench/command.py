@@ -274,11 +274,7 @@ def footer(request: Request, outcome: Outcome, about: dict[str, Any], line: str)
     )
     rivals = [name for name in request.against if name not in IN_OUR_WORKERS]
     lines = [bound, time + (f"; {' and '.join(rivals)} before and after" if rivals else "")]
-    lines.append(
-        f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}, huge pages "
-        f"{about['huge_pages']}; "
-        f"TensorFlow {about['tensorflow']}; tfscale {about['tfscale']}"
-    )
+    lines.append(machine.line(about))
     warning = machine.warning(about, max(request.processes))
     lines += [f"warning: {warning}"] if warning else []
     slow = [record for record in outcome.records if pays_for_pages(record)]

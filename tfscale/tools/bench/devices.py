@@ -7,15 +7,16 @@ runtime. It also shows that many all-reduces at once run in turn and do not bloc
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale.collectives import ALGORITHMS
 from tfscale.tools.bench import machine
 from tfscale.tools.bench.command import bench_parser, list_of, make_console, one_of, whole_number
+from tfscale.tools.bench.measure import in_turn
 
 if TYPE_CHECKING:
     from tfscale.native import Communicator, Group
@@ -90,12 +91,5 @@ def _measure(
     import tensorflow as tf
 
     values = [tf.random.normal([numbers]) for _ in range(ranks)]
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        function(values)
-    for _ in range(ROUNDS):
-        for name, function in functions.items():
-            start = time.perf_counter()
-            function(values)
-            times[name].append(time.perf_counter() - start)
-    return times
+    calls = {name: functools.partial(function, values) for name, function in functions.items()}
+    return in_turn(calls, ROUNDS, warm_up=1)

@@ -11,7 +11,7 @@ import shlex
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +156,9 @@ class Bench:
 
     def _group(self, group: Sequence[FitContestant]) -> list[FitResult]:
         with contextlib.ExitStack() as stack:
-            network = stack.enter_context(_network(group[0].processes, self.arguments.link))
+            processes, rate, network = group[0].processes, self.arguments.link, None
+            if rate is not None and processes > 1:
+                network = stack.enter_context(link.Network(processes, rate))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfscale-fit-")))
             crews = []
             for number, contestant in enumerate(group):
@@ -212,15 +214,6 @@ def _steps(seconds: float, once: float) -> int:
     return min(MOST_STEPS, max(2, round(seconds / once)))
 
 
-@contextlib.contextmanager
-def _network(processes: int, rate: str | None) -> Iterator[link.Network | None]:
-    if rate is None or processes == 1:
-        yield None
-        return
-    with link.Network(processes, rate) as network:
-        yield network
-
-
 # ---------------------------------------------------------------------------
 # Output.
 
@@ -264,11 +257,7 @@ def footer(
         lines.append(
             f"trace: for {seconds:.1f} ms of a step, gradients travel while nothing computes"
         )
-    lines.append(
-        f"machine: {about['cpu']}, {about['cores']} cores; {about['kernel']}, huge pages "
-        f"{about['huge_pages']}; "
-        f"TensorFlow {about['tensorflow']}; tfscale {about['tfscale']}"
-    )
+    lines.append(machine.line(about))
     warning = machine.warning(about, max(record.processes for record in records))
     return [*lines, *([f"warning: {warning}"] if warning else []), f"command: {words}"]
 

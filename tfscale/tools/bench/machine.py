@@ -47,6 +47,15 @@ def warning(machine: dict[str, Any], most_processes: int) -> str | None:
     return "; ".join(found) or None
 
 
+def line(machine: dict[str, Any]) -> str:
+    """Return the line below a table that describes the machine and the versions."""
+    return (
+        f"machine: {machine['cpu']}, {machine['cores']} cores; {machine['kernel']}, huge pages "
+        f"{machine['huge_pages']}; "
+        f"TensorFlow {machine['tensorflow']}; tfscale {machine['tfscale']}"
+    )
+
+
 def signature(machine: dict[str, Any], name: str, argv: Sequence[str]) -> str:
     """Return the last lines of ``tfscale bench NAME``: the machine, and the command."""
     return (

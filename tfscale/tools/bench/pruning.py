@@ -155,7 +155,7 @@ def integers(options: argparse.Namespace) -> Any:
     others = np.tile(test, (-(-options.rows // len(test)), 1, 1, 1))[: options.rows]
     rows, found = [], []
     for build in (residual, blocks, branches, perceptron, sequence):
-        model = _trained(build, x[:1000], y[:1000], 1, seed=0)
+        model = trained(build, x[:1000], y[:1000], 1, seed=0)
         kept = (keras.layers.BatchNormalization, keras.layers.InputLayer)
         paths = [each.path for each in model.layers if each.weights and not isinstance(each, kept)]
         for name, given in _WIDTHS.items():
@@ -198,7 +198,7 @@ def compiled(model: Any, rate: Any) -> None:
     model.compile(keras.optimizers.Adam(rate), loss, metrics=["accuracy"], jit_compile=False)
 
 
-def _trained(build: Callable[[], Any], x: Any, y: Any, epochs: int, seed: int) -> Any:
+def trained(build: Callable[[], Any], x: Any, y: Any, epochs: int, seed: int) -> Any:
     """Return a net that is trained with a rate that decays to 0."""
     import keras
 
@@ -240,7 +240,7 @@ def channels(options: argparse.Namespace) -> Any:
     rows, found = [], []
     steps = options.epochs * -(-len(x) // _BATCH)
     for seed in range(options.seeds):
-        model = _trained(lambda: blocks(16), x, y, options.epochs, seed)
+        model = trained(lambda: blocks(16), x, y, options.epochs, seed)
         full: dict[str, Any] = {"seed": seed, "bytes": _bytes_on_disk(model)}
         for name in ("float", "fisher", "magnitude"):
             masked = keras.models.clone_model(model)

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,20 +82,14 @@ def run(request: Request, show: Show = lambda text, share: None) -> Outcome:
         def part(text: str, share: float, number: int = number, p: int = processes) -> None:
             show(f"{p} processes: {text}", (number + share) / len(request.processes))
 
-        with _network(processes, request.link) as network:
+        with contextlib.ExitStack() as stack:
+            network = None
+            if request.link is not None:
+                network = stack.enter_context(Network(processes, request.link))
             _Measurements(request, processes, network, rivals, part).run(outcome)
     compare_with_tf(outcome.records)
     compare_with_nothing(outcome.records)
     return outcome
-
-
-@contextlib.contextmanager
-def _network(count: int, link: str | None) -> Iterator[Network | None]:
-    if link is None:
-        yield None
-        return
-    with Network(count, link) as network:
-        yield network
 
 
 def _available(request: Request) -> tuple[list[str], list[str]]:

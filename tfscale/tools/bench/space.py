@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
 from typing import Any
 
-import numpy as np
-
 from tfscale.tools.bench import digits
+from tfscale.tools.bench.measure import in_turn
 
 CHOICES: dict[str, tuple[int, ...]] = {
     "width": (4, 8, 16, 24), "kernel": (3, 5), "layers": (1, 2), "head": (16, 32, 64, 128),
@@ -87,11 +87,6 @@ def _seconds(nets: list[dict[str, int]]) -> list[float]:
         model = build(net)
         return tf.function(lambda x: model(x, training=False), autograph=False)
 
-    answers, x = [answer(net) for net in nets], tf.zeros((_ROWS, 8, 8, 1))
-    times = np.full((_REPEATS, len(nets)), np.inf)
-    for row in times:
-        for number, one in enumerate(answers):
-            start = time.perf_counter()
-            one(x)
-            row[number] = time.perf_counter() - start
-    return [float(one) for one in times.min(0)]
+    x = tf.zeros((_ROWS, 8, 8, 1))
+    calls = {str(number): functools.partial(answer(net), x) for number, net in enumerate(nets)}
+    return [min(times) for times in in_turn(calls, _REPEATS, warm_up=0).values()]

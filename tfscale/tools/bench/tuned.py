@@ -83,11 +83,12 @@ def compare(options: argparse.Namespace, name: str, seed: int, kept: Kept) -> di
     import keras
 
     task, mine = TASKS[name](), f"tuned {name} {seed}"
-    # JSON has all digits of weights.
-    weights = kept.of(
-        f"{mine} weights",
-        lambda: [v.tolist() for v in _trained(task, seed, options.float_epochs).get_weights()],
-    )
+
+    def train() -> list[Any]:
+        net = pruning.trained(task.build, *task.train, options.float_epochs, seed)
+        return [v.tolist() for v in net.get_weights()]  # JSON has all digits of weights
+
+    weights = kept.of(f"{mine} weights", train)
 
     @functools.cache
     def model() -> Any:
@@ -221,16 +222,6 @@ def random_bits(numbers: Mapping[str, int], rng: np.random.Generator) -> dict[st
         used = sum(n * b for n, b in zip(numbers.values(), widths, strict=True))
         if 0.95 * limit <= used <= limit:
             return dict(zip(numbers, widths, strict=True))
-
-
-def _trained(task: Task, seed: int, epochs: int) -> Any:
-    import keras
-
-    keras.utils.set_random_seed(seed)
-    model = task.build()
-    _compile(model, task, 3e-3, epochs)
-    _fit(model, task, epochs)
-    return model
 
 
 def _float(model: Any, task: Task, seed: int, epochs: int) -> dict[str, Any]:
