@@ -9,13 +9,13 @@ from tfscale.collectives.cost import Link, Machine
 from tfscale.collectives.programs import Programs
 from tfscale.collectives.simulate import Message, Simulation, simulate
 from tfscale.support import figures
+from tfscale.support.figures import INK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LANE = 0.25  # half the height of a bar; the lines of two ranks are 1 apart
 _DEFAULT = Link(1.0, 8.0)
-_INK = "#30343b"
 _FAINT = "#d9dce1"
 
 
@@ -47,13 +47,13 @@ def draw(schedule: Programs, machine: Machine | None = None, nbytes: float = 1.0
     axes.set_xlim(-0.02 * end, 1.02 * end)
     axes.set_ylim(schedule.ranks - 0.35, -0.65)
     axes.set_yticks(range(schedule.ranks), [f"rank {rank}" for rank in range(schedule.ranks)])
-    axes.tick_params(length=0, colors=_INK, labelsize=8)
+    axes.tick_params(length=0, colors=INK, labelsize=8)
     scale = "seconds" if machine else "time (an empty message takes 1, the whole buffer 1 + 8)"
-    axes.set_xlabel(scale, color=_INK, fontsize=8)
+    axes.set_xlabel(scale, color=INK, fontsize=8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(_FAINT)
-    axes.set_title(_caption(schedule, seen, nbytes), loc="left", color=_INK, fontsize=10)
+    axes.set_title(_caption(schedule, seen, nbytes), loc="left", color=INK, fontsize=10)
     _add_legend(figure, colour)
     return figure
 
@@ -105,7 +105,7 @@ def _draw_message(
 def _draw_owners(axes: Any, seen: Simulation, colour: Callable[[int], Any]) -> None:
     for final in seen.finalised:
         axes.plot(
-            final.time, final.rank, marker="D", markersize=6, markeredgecolor=_INK,
+            final.time, final.rank, marker="D", markersize=6, markeredgecolor=INK,
             markerfacecolor=colour(final.first), markeredgewidth=1.0, zorder=5, clip_on=False,
         )  # fmt: skip
 
@@ -118,7 +118,7 @@ def _add_legend(figure: Any, colour: Callable[[int], Any]) -> None:
         "marker": "D",
         "linestyle": "",
         "markersize": 5,
-        "markeredgecolor": _INK,
+        "markeredgecolor": INK,
     }
     figure.legend(
         handles=[
@@ -130,7 +130,7 @@ def _add_legend(figure: Any, colour: Callable[[int], Any]) -> None:
         ncols=3,
         frameon=False,
         fontsize=8,
-        labelcolor=_INK,
+        labelcolor=INK,
     )
 
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from tfscale.plan.cut import Price
 from tfscale.support import figures
+from tfscale.support.figures import INK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from tfscale.plan.scaling import Point
 
-_INK = "#30343b"
 _PARTS = {
     "compute": "#7da7d9",
     "row": "#9ccc9c",
@@ -28,7 +28,7 @@ _MEMORY = {
     "activations": "#e3a8b4",
     "buffers": "#d9dce1",
 }
-_LIMITS = {"compute": "#7da7d9", "latency": "#e3a8b4", "bandwidth": "#f0b27a", "batch": "#30343b"}
+_LIMITS = {"compute": "#7da7d9", "latency": "#e3a8b4", "bandwidth": "#f0b27a", "batch": INK}
 
 
 def draw_prices(prices: Sequence[Price], memory: float) -> Figure:
@@ -44,7 +44,7 @@ def draw_prices(prices: Sequence[Price], memory: float) -> Figure:
     _bars(times, names, [price.parts for price in prices], _PARTS, 1e3, "milliseconds of a step")
     held = [price.memory for price in prices]
     _bars(sizes, names, held, _MEMORY, 1e-9, "GB on the fullest device")
-    sizes.axvline(memory / 1e9, color=_INK, linewidth=1, linestyle="--")
+    sizes.axvline(memory / 1e9, color=INK, linewidth=1, linestyle="--")
     times.invert_yaxis()
     return figure
 
@@ -63,8 +63,8 @@ def _bars(
         axes.barh(range(len(names)), widths, left=left, color=colour, label=part, height=0.7)
         left = [a + b for a, b in zip(left, widths)]
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_xlabel(title, fontsize=8, color=_INK)
-    axes.tick_params(length=0, colors=_INK, labelsize=8)
+    axes.set_xlabel(title, fontsize=8, color=INK)
+    axes.tick_params(length=0, colors=INK, labelsize=8)
     axes.legend(fontsize=7, frameon=False, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -81,7 +81,7 @@ def draw_curve(points: Sequence[Point], title: str) -> Figure:
     axes = figure.add_subplot()
     ranks = [point.ranks for point in points]
     axes.plot(ranks, ranks, color="#d9dce1", linewidth=1, label="ideal")
-    axes.plot(ranks, [point.speed_up for point in points], color=_INK, linewidth=1, zorder=1)
+    axes.plot(ranks, [point.speed_up for point in points], color=INK, linewidth=1, zorder=1)
     for limit, colour in _LIMITS.items():
         found = [point for point in points if point.limit == limit]
         if found:
@@ -91,11 +91,11 @@ def draw_curve(points: Sequence[Point], title: str) -> Figure:
             )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
-    axes.set_xlabel("devices", color=_INK)
-    axes.set_ylabel("speed-up", color=_INK)
-    axes.set_title(title, loc="left", color=_INK, fontsize=10)
+    axes.set_xlabel("devices", color=INK)
+    axes.set_ylabel("speed-up", color=INK)
+    axes.set_title(title, loc="left", color=INK, fontsize=10)
     axes.legend(frameon=False, fontsize=8)
-    axes.tick_params(colors=_INK, labelsize=8)
+    axes.tick_params(colors=INK, labelsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return figure

@@ -10,10 +10,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+INK = "#30343b"  # colour of text
+
+
 def figure(width: float, height: float) -> Figure:
     """Return an empty figure of this size in inches. A notebook shows it without pyplot."""
     made: Figure = figure_class()(figsize=(width, height), layout="constrained")
     return made
+
+
+def bare(axes: Any, **how: Any) -> None:
+    """Hide the frame and the ticks of axes; ``how`` holds more arguments of ``tick_params``."""
+    axes.tick_params(colors=INK, labelsize=8, length=0, **how)
+    for side in axes.spines.values():
+        side.set_visible(False)
 
 
 def check_matplotlib() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tfscale.analysis.telemetry.errors import Distortion
 from tfscale.analysis.telemetry.steps import EFFICIENCIES, Mean
 from tfscale.support import figures
+from tfscale.support.figures import INK, bare
 from tfscale.support.text import WIDTH, entries, wrapped
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _bucket(row: Row, distortion: Distortion | None) -> tuple[str, tuple[str, ..
     return row.words, (f"{row.bytes:,}", row.wire, share, error)
 
 
-_INK, _FAINT = "#30343b", "#e3e6ea"
+_FAINT = "#e3e6ea"
 _PANELS = (
     ("samples per second", ("samples_per_second",)),
     ("ms per step", ("step_ms", "communication_ms", "exposed_ms")),
@@ -102,15 +103,13 @@ def draw(points: Sequence[Mapping[str, float]], unusual: Sequence[Mapping[str, f
         for name in names:
             known = [(point["step"], point[name]) for point in points if name in point]
             panel.plot(*zip(*known, strict=True), label=name, linewidth=1.5, marker=".")
-        panel.set_title(title, loc="left", fontsize=9, color=_INK)
+        panel.set_title(title, loc="left", fontsize=9, color=INK)
         panel.set_ylim(bottom=0)
         panel.grid(color=_FAINT, linewidth=0.7)
-        panel.tick_params(colors=_INK, labelsize=8, length=0)
+        bare(panel)
         panel.legend(frameon=False, fontsize=8)
-        for side in panel.spines.values():
-            side.set_visible(False)
     panels[-1].xaxis.get_major_locator().set_params(integer=True)
-    panels[-1].set_xlabel(_axis_label(unusual), fontsize=8, color=_INK)
+    panels[-1].set_xlabel(_axis_label(unusual), fontsize=8, color=INK)
     return figure
 
 

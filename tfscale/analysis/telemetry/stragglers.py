@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfscale.support import arguments, figures
+from tfscale.support.figures import INK, bare
 from tfscale.support.text import wrapped
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 BOUND = 8  # steps
 _CLEAR = 0.05  # share of the time below which a wait is noise
-_INK, _FAINT, _COLOURS = "#30343b", "#d7dbe0", ("#c4492f", "#2f6fc4", "#3d8f4f", "#9a5fb5")
+_FAINT, _COLOURS = "#d7dbe0", ("#c4492f", "#2f6fc4", "#3d8f4f", "#9a5fb5")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,13 +151,11 @@ class Stragglers:
         panel.plot([], [], color=_FAINT, linewidth=6, label="computes")
         panel.set_yticks(range(len(self.workers)), self.workers)
         panel.invert_yaxis()
-        panel.set_xlabel(f"seconds from step {self.steps[first]:,} on", fontsize=8, color=_INK)
-        panel.tick_params(colors=_INK, labelsize=8, length=0)
+        panel.set_xlabel(f"seconds from step {self.steps[first]:,} on", fontsize=8, color=INK)
+        bare(panel)
         panel.legend(
             frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1)
         )
-        for side in panel.spines.values():
-            side.set_visible(False)
         return figure
 
 

@@ -8,11 +8,11 @@ from tfscale.plan.pipelines.simulate import Box, Simulation, Times, simulate
 from tfscale.plan.pipelines.turns import Turns, Work
 from tfscale.plan.pipelines.verify import verify
 from tfscale.support import figures
+from tfscale.support.figures import INK, bare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_INK = "#30343b"
 _COLOURS = {
     Work.FORWARD: "#7da7d9",
     Work.BACKWARD: "#f0b27a",
@@ -48,11 +48,9 @@ def draw(order: Turns, times: Times | None = None) -> Figure:
     axes.set_xlim(0, seen.seconds)
     axes.set_ylim(order.ranks - 0.45, -0.55)
     axes.set_yticks(range(order.ranks), [f"rank {rank}" for rank in range(order.ranks)])
-    axes.tick_params(length=0, colors=_INK, labelsize=8)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    bare(axes)
     axes.set_facecolor("#eef0f3")
-    axes.set_title(_caption(order, seen), loc="left", color=_INK, fontsize=9)
+    axes.set_title(_caption(order, seen), loc="left", color=INK, fontsize=9)
     _add_legend(figure, {box.turn.work for box in seen.boxes})
     return figure
 
@@ -71,7 +69,7 @@ def _draw_box(axes: Any, box: Box, first: bool, numbered: bool) -> None:
     if numbered:
         axes.text(
             (box.start + box.end) / 2, bottom + height / 2, str(box.turn.microbatch), ha="center",
-            va="center", fontsize=6, color=_INK if first else "white", zorder=3, clip_on=True,
+            va="center", fontsize=6, color=INK if first else "white", zorder=3, clip_on=True,
         )  # fmt: skip
 
 
@@ -80,7 +78,7 @@ def _add_legend(figure: Any, works: set[Work]) -> None:
 
     figure.legend(
         handles=[Patch(facecolor=_COLOURS[w], label=_WORDS[w]) for w in Work if w in works],
-        loc="outside lower right", ncols=4, frameon=False, fontsize=8, labelcolor=_INK,
+        loc="outside lower right", ncols=4, frameon=False, fontsize=8, labelcolor=INK,
     )  # fmt: skip
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tfscale.support import figures
+from tfscale.support.figures import INK, bare
 from tfscale.tools.bench.fit_table import FitResult
-from tfscale.tools.bench.plot import FAINT, INK
+from tfscale.tools.bench.plot import FAINT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,9 +34,7 @@ def draw(records: Sequence[FitResult]) -> Figure:
         panel.margins(x=0.1)
         panel.grid(axis="x", color=FAINT, linewidth=0.7)
         panel.set_axisbelow(True)
-        panel.tick_params(colors=INK, labelsize=8, length=0)
+        bare(panel)
         panel.set_title(f"{part}, {processes}x{devices}: steps per second", loc="left",
                         fontsize=9, color=INK)  # fmt: skip
-        for side in panel.spines.values():
-            side.set_visible(False)
     return figure

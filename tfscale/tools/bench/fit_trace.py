@@ -17,7 +17,8 @@ from tfscale.analysis.telemetry.timeline import (
 )
 from tfscale.native import Communicator
 from tfscale.support import figures
-from tfscale.tools.bench.plot import FAINT, INK
+from tfscale.support.figures import INK, bare
+from tfscale.tools.bench.plot import FAINT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,9 +79,7 @@ def draw(timelines: Sequence[RankTimeline]) -> Figure:
         panel.set_title(f"rank {timeline.rank}", loc="left", fontsize=9, color=INK)
         panel.grid(axis="x", color=FAINT, linewidth=0.7)
         panel.set_axisbelow(True)
-        panel.tick_params(colors=INK, labelsize=8, length=0)
-        for side in panel.spines.values():
-            side.set_visible(False)
+        bare(panel)
     panels[-1].set_xlabel("ms", fontsize=8, color=INK)
     _legend(figure)
     return figure

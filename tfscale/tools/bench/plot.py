@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale.support import figures
+from tfscale.support.figures import INK, bare
 from tfscale.tools.bench.table import AllReduceResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK, FAINT = "#30343b", "#e3e6ea"
+FAINT = "#e3e6ea"
 _COLOURS = ["#3b6fb6", "#e07b39", "#3f9c6c", "#c9485b", "#8460b5", "#c9a227", "#3aa6b9", "#d67ab1"]
 _STOCK = {
-    "tf": "#30343b",
+    "tf": INK,
     "gloo": "#7a808a",
     "mpi": "#a9aeb6",
     "horovod": "#c9ced4",
@@ -50,9 +51,7 @@ def _draw_panel(panel: Any, records: Sequence[AllReduceResult]) -> None:
     panel.set_xscale("log")
     panel.set_yscale("log")
     panel.grid(color=FAINT, linewidth=0.7)
-    panel.tick_params(which="both", colors=INK, labelsize=8, length=0)
-    for side in ("top", "right", "left", "bottom"):
-        panel.spines[side].set_visible(False)
+    bare(panel, which="both")
     algorithms = list(dict.fromkeys(r.algorithm for r in records if r.algorithm not in _STOCK))
     wires = list(dict.fromkeys(record.wire for record in records))
     for name in dict.fromkeys(record.contestant for record in records):

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tfscale.support import figures
+from tfscale.support.figures import INK
 from tfscale.tools.bench.table import short
 from tfscale.tools.demo.training import Training
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_INK = "#30343b"
 # The curve of one device is wide, because the others lie on top of it.
 _STYLES = [
     {"color": "#c9ced6", "linewidth": 7},
@@ -27,12 +27,12 @@ def draw(trainings: Sequence[Training]) -> Figure:
     left, middle, right = figure.subplots(1, 3)
     _curves(left, trainings, "loss", "loss (training images)")
     left.set_yscale("log")
-    left.legend(frameon=False, labelcolor=_INK)
+    left.legend(frameon=False, labelcolor=INK)
     _curves(middle, trainings, "val_accuracy", "accuracy (other images)")
     middle.yaxis.set_major_formatter("{x:.1%}")
     _bars(right, [training for training in trainings if training.sent])
     for panel in (left, middle, right):
-        panel.tick_params(colors=_INK, labelsize=9)
+        panel.tick_params(colors=INK, labelsize=9)
         for side in ("top", "right"):
             panel.spines[side].set_visible(False)
     return figure
@@ -42,8 +42,8 @@ def _curves(panel: Any, trainings: Sequence[Training], what: str, title: str) ->
     for training, style in zip(trainings, _STYLES, strict=True):
         numbers = [epoch[what] for epoch in training.epochs]
         panel.plot(range(1, len(numbers) + 1), numbers, label=training.label, **style)
-    panel.set_title(title, loc="left", fontsize=10, color=_INK)
-    panel.set_xlabel("epoch", color=_INK)
+    panel.set_title(title, loc="left", fontsize=10, color=INK)
+    panel.set_xlabel("epoch", color=INK)
     panel.xaxis.get_major_locator().set_params(integer=True)
 
 
@@ -51,8 +51,8 @@ def _bars(panel: Any, trainings: Sequence[Training]) -> None:
     sent = [training.sent / 1e6 for training in trainings]
     colors = [style["color"] for style in _STYLES[-len(trainings) :]]
     bars = panel.bar([training.label for training in trainings], sent, 0.5, color=colors)
-    panel.bar_label(bars, [short(number) for number in sent], color=_INK, padding=2)
-    panel.set_title("MB sent by all replicas", loc="left", fontsize=10, color=_INK)
+    panel.bar_label(bars, [short(number) for number in sent], color=INK, padding=2)
+    panel.set_title("MB sent by all replicas", loc="left", fontsize=10, color=INK)
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)
     panel.margins(y=0.12)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfscale.support import figures
+from tfscale.support.figures import INK, bare
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_INK, _FAINT, _LINE = "#30343b", "#e3e6ea", "#3b6fb6"
+_FAINT, _LINE = "#e3e6ea", "#3b6fb6"
 
 
 def draw(
@@ -23,14 +24,12 @@ def draw(
     axes: Any = figure.add_subplot()
     axes.plot(times, rates, color=_LINE, linewidth=1.8)
     if 0 < warmup < end:
-        axes.axvline(warmup, color=_INK, linewidth=0.8, linestyle=":")
+        axes.axvline(warmup, color=INK, linewidth=0.8, linestyle=":")
     axes.grid(color=_FAINT, linewidth=0.7)
     axes.set_ylim(bottom=0)
     axes.set_xlim(0, end)
-    axes.set_xlabel(unit, color=_INK, fontsize=9)
-    axes.set_ylabel(what, color=_INK, fontsize=9)
-    axes.tick_params(colors=_INK, labelsize=8, length=0)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    axes.set_title(title, loc="left", color=_INK, fontsize=10)
+    axes.set_xlabel(unit, color=INK, fontsize=9)
+    axes.set_ylabel(what, color=INK, fontsize=9)
+    bare(axes)
+    axes.set_title(title, loc="left", color=INK, fontsize=10)
     return figure
