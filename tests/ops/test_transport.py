@@ -88,7 +88,7 @@ def test_a_worker_listens_where_others_reach_it(monkeypatch, own, others, expect
     def address(host):
         return ADDRESSES.get(host, host)
 
-    monkeypatch.setattr(transport, "_resolved", lambda h: [(2, 1, 6, "", (address(h), 0))])
+    monkeypatch.setattr(transport, "resolved", lambda h: [(2, 1, 6, "", (address(h), 0))])
     monkeypatch.setattr(
         transport, "is_here", lambda h: address(h).startswith("127.") or address(h) == "10.0.0.1"
     )

@@ -28,9 +28,7 @@ def buffers_with_rate(optimizer: Any) -> list[Any]:
     gradients.
     """
     kind = type(optimizer)
-    if kind is keras.optimizers.SGD:
-        return momentums_of(optimizer)
-    if kind is keras.optimizers.RMSprop:
+    if kind in (keras.optimizers.SGD, keras.optimizers.RMSprop):
         return momentums_of(optimizer)
     if kind is LARS:
         return momentums_of(optimizer) if optimizer.form == "paper" else []

@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import os
 import socket
+from typing import Any
 
 NOTHING_LISTENS = "nothing listens there"
 
@@ -34,6 +35,27 @@ def is_ip_address(host: str) -> bool:
     except ValueError:
         return host == "localhost"
     return True
+
+
+def resolved(host: str) -> list[Any]:
+    """Return the addresses of a host as ``getaddrinfo`` does; empty if this machine knows none."""
+    try:
+        return socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+
+
+def held_ports(count: int, host: str = "127.0.0.1") -> list[socket.socket]:
+    """Return sockets that hold free ports of an address, or of all addresses if it is empty.
+
+    A held port stays free for its worker. A worker of the same user may share the port with the
+    socket that holds it; TensorFlow's server does if TF_GRPC_REUSE_PORT is set.
+    """
+    held = [socket.socket() for _ in range(count)]
+    for each in held:
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        each.bind((host, 0))
+    return held
 
 
 def describe_error(error: OSError) -> str:

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import MutableMapping
 
+from tfscale.cluster.addresses import held_ports
 from tfscale.cluster.collect import collect
 from tfscale.cluster.sources import TF_CONFIG, Source, find_source
 
@@ -98,16 +99,8 @@ def note_rank(index: int) -> None:
 
 def _collect_addresses(source: Source, timeout: float) -> list[str]:
     assert source.master is not None
-    held = _free_port()
+    (held,) = held_ports(1, "")
     _held_ports.append(held)
     port = held.getsockname()[1]
     job = source.master, source.index, source.count, [port], source.identity, timeout
     return [address for (address,) in collect(*job)]
-
-
-def _free_port() -> socket.socket:
-    """Return a socket that holds a port, on all interfaces, until TensorFlow's server opens it."""
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    held.bind(("", 0))
-    return held

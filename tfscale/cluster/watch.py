@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tfscale.cluster import addresses, gathering
@@ -27,7 +27,7 @@ _log = logging.getLogger("tfscale")
 
 
 @contextlib.contextmanager
-def log_waiting(text: str, say: Callable[[str], None] = _log.warning) -> Iterator[None]:
+def log_waiting(text: str) -> Iterator[None]:
     """Log now and then what the code in this context is waiting for."""
     over = threading.Event()
     began = time.monotonic()
@@ -36,7 +36,7 @@ def log_waiting(text: str, say: Callable[[str], None] = _log.warning) -> Iterato
         for seconds in gathering.log_times():
             if over.wait(began + seconds - time.monotonic()):
                 return
-            say(f"{text}; {seconds:.0f} s by now")
+            _log.warning("%s; %.0f s by now", text, seconds)
 
     threading.Thread(target=log, name="tfscale-narrator", daemon=True).start()
     try:

@@ -120,7 +120,8 @@ def misfit(library: Path, tag: dict[str, str]) -> str:
 def _opened_if_it_fits(library: Path, tag: dict[str, str]) -> trust.OpenFile:
     file = _opened(library)
     try:
-        _check_fits(file, tag)
+        if reason := _misfit(file, tag):
+            raise BuildError(f"{reason}\n{_advice(file.path)}")
     except BaseException:
         file.close()
         raise
@@ -136,11 +137,6 @@ def _opened(library: Path) -> trust.OpenFile:
             "tfscale build its own."
         )
     return trust.OpenFile(library, follow=True)
-
-
-def _check_fits(file: trust.OpenFile, tag: dict[str, str]) -> None:
-    if reason := _misfit(file, tag):
-        raise BuildError(f"{reason}\n{_advice(file.path)}")
 
 
 def _misfit(file: trust.OpenFile, tag: dict[str, str]) -> str:

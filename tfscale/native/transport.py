@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfscale.cluster.addresses import resolved
 from tfscale.support import arguments
 
 TRANSPORTS = ("auto", "sockets", "grpc")
@@ -77,22 +78,15 @@ def reachable_host(own: str, others: Sequence[str]) -> str:
     return _address_towards(far) or own
 
 
-def _resolved(host: str) -> list[Any]:
-    try:
-        return socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
-
-
 def is_loopback(host: str) -> bool:
     """Return whether this machine resolves a host only to loopback addresses."""
-    found = [entry[4][0].partition("%")[0] for entry in _resolved(host)]
+    found = [entry[4][0].partition("%")[0] for entry in resolved(host)]
     return bool(found) and all(ipaddress.ip_address(each).is_loopback for each in found)
 
 
 def is_here(host: str) -> bool:
     """Return whether a socket can listen at a host's address on this machine."""
-    for family, kind, _, _, address in _resolved(host):
+    for family, kind, _, _, address in resolved(host):
         with socket.socket(family, kind) as tried, contextlib.suppress(OSError):
             tried.bind(address)
             return True
@@ -104,7 +98,7 @@ def _address_towards(host: str) -> str | None:
 
     This sends nothing: connecting a datagram socket only makes the kernel choose an address.
     """
-    for family, _, _, _, address in _resolved(host):
+    for family, _, _, _, address in resolved(host):
         with socket.socket(family, socket.SOCK_DGRAM) as tried, contextlib.suppress(OSError):
             tried.connect((address[0], 9, *address[2:]))
             return str(tried.getsockname()[0])

@@ -375,17 +375,8 @@ class _Weight:
 
 
 @functools.lru_cache(maxsize=256)
-def _cached_chooser(key: str, gamma: float, ranks: int) -> Chooser:
-    return Chooser(_MACHINES[key], gamma, ranks)
-
-
-_MACHINES: dict[str, Machine] = {}
-
-
 def _chooser(machine: Machine, gamma: float, ranks: int) -> Chooser:
-    key = repr(machine)
-    _MACHINES.setdefault(key, machine)
-    return _cached_chooser(key, gamma, ranks)
+    return Chooser(machine, gamma, ranks)
 
 
 def _by_rank(values: Sequence[float], ends: Sequence[int], ranks: int) -> list[float]:

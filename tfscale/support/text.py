@@ -8,12 +8,11 @@ from collections.abc import Sequence
 WIDTH = 80
 
 
-def wrapped(words: str, indent: str = "") -> str:
+def wrapped(words: str) -> str:
     """Wrap a text without breaking words."""
     return textwrap.fill(
-        words, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ",
-        break_long_words=False, break_on_hyphens=False,
-    )  # fmt: skip
+        words, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def entries(columns: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:

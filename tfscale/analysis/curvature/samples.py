@@ -141,7 +141,6 @@ def products_of_signs(
     samples: int,
     seed: int,
     done: Callable[[], bool] = lambda: False,
-    begin: int = 0,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield random signs and their products, until there are enough.
 
@@ -151,12 +150,11 @@ def products_of_signs(
         samples: largest number of samples.
         seed: seed of the vectors.
         done: says before each few products whether there are enough.
-        begin: number of samples that the caller has already.
     """
     samples = checked_samples(samples)
     arguments.whole(seed, "seed", 0)
-    with operator.telling(what, max(samples - begin, 1)):
-        for first in range(begin, samples, AT_ONCE):
+    with operator.telling(what, samples):
+        for first in range(0, samples, AT_ONCE):
             if first >= FEWEST and done():
                 return
             numbers = range(first, min(first + AT_ONCE, samples))

@@ -203,11 +203,11 @@ class _Tools:
     def __init__(self) -> None:
         try:
             from ai_edge_litert.interpreter import Interpreter
-            from ai_edge_quantizer import qtyping, quantizer
+            from ai_edge_quantizer import quantizer
             from ai_edge_quantizer.utils import tfl_flatbuffer_utils
         except ImportError as error:
             raise NoLiteRTError from error
-        self.interpreter, self._types = Interpreter, qtyping
+        self.interpreter = Interpreter
         self._quantizer, self._files = quantizer, tfl_flatbuffer_utils
 
     def quantized(self, data: bytes, kernels: list[tuple[Kernel, int]]) -> tuple[bytes, int]:

@@ -90,7 +90,7 @@ def _worker(places: list[str], index: int, own: int) -> Check | None:
 
 def _unknown(name: str, address: str) -> Check | None:
     host = addresses.split(address)[0]
-    if network.resolves(host):
+    if addresses.resolved(host):
         return None
     return problem(
         name,

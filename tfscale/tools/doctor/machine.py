@@ -130,7 +130,7 @@ def _free_memory() -> tuple[int, int | None]:
 
 def pages(keeps_memory: bool) -> Check:
     """Check that TensorFlow does not wait for fresh pages in each step; measure what they cost."""
-    measured = zip(_touch_seconds(_TOUCHED), _touch_seconds(_TOUCHED), strict=True)
+    measured = zip(_touch_seconds(), _touch_seconds(), strict=True)
     fresh, huge, kept = (1e3 * min(seconds) for seconds in measured)
     cost = (
         f"{_TOUCHED >> 20} MB take {fresh:.0f} ms in fresh pages, {huge:.0f} ms in fresh huge "
@@ -145,18 +145,18 @@ def pages(keeps_memory: bool) -> Check:
     )
 
 
-def _touch_seconds(size: int) -> tuple[float, float, float]:
+def _touch_seconds() -> tuple[float, float, float]:
     """Return the seconds of writing to fresh memory, to fresh huge pages, and to kept memory."""
     found = []
     for advice in (None, mmap.MADV_HUGEPAGE):
-        with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as area:
+        with mmap.mmap(-1, _TOUCHED, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as area:
             if advice is not None:
                 with contextlib.suppress(OSError):  # a kernel without them
                     area.madvise(advice)
             content = ctypes.c_char.from_buffer(area)
             for _ in range(2):
                 start = time.perf_counter()
-                ctypes.memset(ctypes.addressof(content), 1, size)
+                ctypes.memset(ctypes.addressof(content), 1, _TOUCHED)
                 found.append(time.perf_counter() - start)
             del content  # or the area cannot be closed
     fresh, kept, huge, _ = found

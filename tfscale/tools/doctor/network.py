@@ -96,15 +96,7 @@ def _cannot_listen(environ: Mapping[str, str], found: str) -> Check:
 
 def is_far(host: str) -> bool:
     """Return whether a host resolves to an address other than the loopback."""
-    return resolves(host) and not transport.is_loopback(host)
-
-
-def resolves(host: str) -> bool:
-    """Return whether this machine can resolve a host name."""
-    try:
-        return bool(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM))
-    except OSError:
-        return False
+    return bool(addresses.resolved(host)) and not transport.is_loopback(host)
 
 
 def interfaces() -> dict[str, str]:

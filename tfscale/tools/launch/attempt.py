@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -287,7 +286,7 @@ def _address(one: Supervised, all_of_them: Sequence[Supervised]) -> str:
         return "127.0.0.1"
     if not one.host.is_here:
         name = one.host.name.rpartition("@")[2].strip("[]")
-        if _is_known(name):
+        if addresses.resolved(name):
             return name
         return _connection(one)[1]  # a name that only ssh knows
     return _connection(next(each for each in all_of_them if not each.host.is_here))[0]
@@ -299,10 +298,3 @@ def _connection(one: Supervised) -> tuple[str, str]:
     if len(words) != 4:
         raise HostError(f"{one.host.name}: its ssh does not tell which address it was reached at")
     return words[0], words[2]
-
-
-def _is_known(name: str) -> bool:
-    try:
-        return bool(socket.getaddrinfo(name, None))
-    except OSError:
-        return False

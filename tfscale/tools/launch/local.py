@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tfscale.cluster.addresses import held_ports
 from tfscale.cluster.sources import ONLY_TF_CONFIG
 from tfscale.support import arguments
 from tfscale.tools.launch import endings
@@ -204,16 +204,3 @@ def cluster_environment(addresses: Sequence[str], index: int) -> dict[str, str]:
         ONLY_TF_CONFIG: "1",
         "TF_GRPC_REUSE_PORT": "1",
     }
-
-
-def held_ports(count: int, host: str = "127.0.0.1") -> list[socket.socket]:
-    """Return sockets that hold free ports of an address, or of all addresses if it is empty.
-
-    A held port stays free for its worker. A worker of the same user may share the port with the
-    socket that holds it; TensorFlow's server does if TF_GRPC_REUSE_PORT is set.
-    """
-    held = [socket.socket() for _ in range(count)]
-    for each in held:
-        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        each.bind((host, 0))
-    return held

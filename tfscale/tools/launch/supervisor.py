@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tfscale.cluster.addresses import held_ports
 from tfscale.support.names import TIMELINE_VARIABLE
 from tfscale.support.version import __version__
 from tfscale.tools.launch import machine, processes, protocol
-from tfscale.tools.launch.local import held_ports
 
 _LAST_OUTPUT = 1.0  # seconds to read the output of a worker's own children
 _LOOK = 0.05  # seconds

@@ -75,9 +75,7 @@ class Writer:
         if self._closed or self._gone:
             return
         try:
-            for stream, text in pieces:
-                stream.write(text)
-                stream.flush()
+            write_at_once(pieces)
         except BrokenPipeError:
             self._closed = True
         except OSError:

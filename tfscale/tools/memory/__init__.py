@@ -71,9 +71,9 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("model", metavar="MODEL",
         help="FILE.py:NAME, a model or a function that returns one; or a .keras file")  # fmt: skip
-    add("--batch", type=_whole, default=64, metavar="N",
+    add("--batch", type=whole_number, default=64, metavar="N",
         help="samples of a step on all replicas together (default: %(default)s)")  # fmt: skip
-    add("--replicas", type=_whole, default=1, metavar="P",
+    add("--replicas", type=whole_number, default=1, metavar="P",
         help="number of replicas (default: %(default)s)")  # fmt: skip
     add("--shard", choices=SHARDS, help="what replicas share out, as for ScaleStrategy")
     add("--wire", choices=tuple(WIRES), help="format in which gradients are sent (default: fp32)")
@@ -85,11 +85,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _whole(text: str) -> int:
+def whole_number(text: str) -> int:
+    """Read a whole number, 1 or more; an argparse type."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or more")
     return int(text)
 
 
 def _shape(text: str) -> tuple[int, ...]:
-    return tuple(_whole(size.strip()) for size in text.split(","))
+    return tuple(whole_number(size.strip()) for size in text.split(","))

@@ -15,6 +15,7 @@ from tfscale.plan import Cluster, MemoryLimitError, Plan, best, curve, measured
 from tfscale.plan.draw import draw_curve
 from tfscale.plan.scaling import KINDS, powers
 from tfscale.support.records import RecordError
+from tfscale.tools.memory import whole_number
 from tfscale.tools.model_file import ModelError, load_model
 
 
@@ -104,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     add("model", metavar="MODEL",
         help="FILE.py:NAME, a model or a function that returns one; a .keras file; or a .json file "
         "that --save has written")  # fmt: skip
-    add("--batch", type=_whole, default=64, metavar="N",
+    add("--batch", type=whole_number, default=64, metavar="N",
         help="samples of a step on all devices together (default: %(default)s)")  # fmt: skip
     add("--cluster", default="(1 device)", metavar="TEXT",
         help="such as '64 x (4 devices, 16GB, 90TFLOPS, 100GB/s), 25gbit', or a .json file "
@@ -127,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--diloco",
-        type=_whole,
+        type=whole_number,
         metavar="STEPS",
         help="also price DiLoCo: hosts, or racks, agree every STEPS steps, which changes results",
     )
@@ -139,12 +140,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--draw", type=Path, metavar="FILE", help="write a picture")
     add("--save", type=Path, metavar="FILE", help="write the plan as JSON")
     return parser
-
-
-def _whole(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of samples, 1 or more")
-    return int(text)
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -89,7 +89,6 @@ class _Program:
         self._graph = graph
         self._unit = max(budget, 1.0)
         self._budget = budget
-        self._most = most
         self._integral: list[int] = []
         self._costs: list[float] = []
         self._rows: list[tuple[Terms, float]] = []  # sums of terms that are at most a number
