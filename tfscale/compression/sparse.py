@@ -307,6 +307,15 @@ def _all_reduced(
     return load.all_reduce(x, wire), tf.zeros_like(x)
 
 
+def _nan_unless_finite(chosen: tf.Tensor, wholes: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return the numbers to send, with NaN as the first if a number that stays here is infinite.
+
+    Loss scaling skips a step whose gradients are not finite, and all replicas must skip the same.
+    """
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in wholes])
+    return tf.concat([tf.where(finite, chosen[:1], math.nan), chosen[1:]], 0)
+
+
 def _with(x: tf.Tensor, places: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """Return a tensor with other numbers at these indices."""
     flat = tf.reshape(x, [-1])
@@ -339,7 +348,7 @@ class RandomK(_Sparse):
         passes = _Plain(load, load.gradients, self.feedback)
         places = self._places(load)
         numbers = [passes.at(i, each) for i, each in enumerate(places)]
-        chosen = joined(numbers)
+        chosen = _nan_unless_finite(joined(numbers), passes.wholes)
         total, lost = _all_reduced(load, chosen, self.wire, self.feedback)
         finite = tf.reduce_all(tf.math.is_finite(total))
         parts = zip(places, separated(lost, numbers), separated(total, numbers))

@@ -152,8 +152,11 @@ class Reducer:
             slots += [_slot(self.keeps_as + name, place, each) for name, each in kept.items()]
         slots += [ROUNDING_SEED] if random else []
         if not state.has(slots):
-            context = tf.distribute.get_replica_context()
-            context.merge_call(lambda strategy: state.prepare(slots))
+            # The first replica does it for all: in a branch of a step no replica can wait for others.
+            strategy = tf.distribute.get_strategy()
+            of_all = tf.distribute.ReplicaContext(strategy, 0)
+            with tf.init_scope(), of_all:
+                of_all.merge_call(lambda _: state.prepare(slots))
 
     def method_of_rows(self, gradient: Gradient) -> Wire:
         """Return the wire for the rows of a sparse gradient."""

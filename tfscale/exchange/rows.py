@@ -136,7 +136,7 @@ def sum_rows(
         return slices
     dtype = slices.dtype
     if lost is not None:
-        slices = with_unique_rows(slices)
+        slices = _to_remember(slices, lost)
     counts = team.count_rows(replica, slices.indices, name)
     if slices.dense_shape is None:
         raise ValueError(
@@ -186,7 +186,7 @@ def sum_equal_rows(
         total = team.sum(replica, slices.values, name, wire, seed=seed)
         return tf.IndexedSlices(total, slices.indices, slices.dense_shape)
     dtype = slices.dtype
-    slices = with_unique_rows(slices)
+    slices = _to_remember(slices, lost)
     owed = tf.gather(lost, slices.indices)
     total, rest = team.sum(replica, slices.values, name, wire, owed, seed)
     _remember(lost, slices.indices, rest, total)
@@ -200,6 +200,11 @@ def with_unique_rows(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     values = tf.cast(values, tf.float32) if values.dtype.size < 4 else values
     values = tf.math.unsorted_segment_sum(values, places, tf.size(indices))
     return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _to_remember(slices: tf.IndexedSlices, lost: tf.Variable) -> tf.IndexedSlices:
+    """Return unique rows of the residual's type."""
+    return with_numbers(with_unique_rows(slices), lambda x: tf.cast(x, lost.dtype))
 
 
 def _most_joined(slices: tf.IndexedSlices, height: tf.Tensor) -> tf.Tensor:

@@ -57,7 +57,8 @@ class Gradients:
     """All gradients of weights that the tapes of a step have given to it.
 
     Args:
-        total: function that sums gradients over all replicas.
+        total: function that sums gradients over the team of the step; None if sums come too late
+            for the step.
         alike: function that returns whether a replica's part of a sum is the same share of each of
             these gradients.
     """
@@ -68,6 +69,11 @@ class Gradients:
         self._summed: set[int] = set()  # ids of those that the step sees as sums
         self._by_tensor: dict[Any, Shown] = {}
         self._bits: dict[tf.Operation, int] = {}  # a cache
+
+    @property
+    def come_late(self) -> bool:
+        """Whether the team sums gradients after the step that has computed them."""
+        return self._total is None
 
     def shown(self, grads: list[Any], sources: list[Any]) -> list[Any]:
         """Return gradients as the step is to see them; those of other sources stay as they are."""
@@ -165,8 +171,10 @@ class Gradients:
             optimizer: the optimizer.
 
         Returns:
-            Whether the values are the same on all replicas now.
+            Whether the values are the same on all replicas of the team now.
         """
+        if self.come_late:
+            return False
         assert self._total is not None
         leaves = dataflow.leaves(_traced(values), self._by_tensor)
         behind = {id(self._by_tensor[x.ref()]) for x in leaves if x.ref() in self._by_tensor}
@@ -174,8 +182,12 @@ class Gradients:
             if behind.isdisjoint(map(id, given)):
                 continue
             own = [one for one in given if id(one) not in self._summed]
-            weights = [one.weight for one in own]
-            sums = self._total([one.computed for one in own], weights, optimizer) if own else []
+            if not own:
+                continue
+            # The step may be in a branch that uses gradients from before it.
+            with own[0].tensors[0].graph.as_default():
+                weights = [one.weight for one in own]
+                sums = self._total([one.computed for one in own], weights, optimizer)
             for one, new in zip(own, sums, strict=True):
                 self._show_sum(one, new)
         return all(x.ref() in self._by_tensor or self._is_steady(x) for x in leaves)
@@ -190,7 +202,9 @@ class Gradients:
             one = self._seen_as(gradient)
             if one is None or id(one) in self._summed:
                 continue
-            if len(_tensors(total)) == len(one.tensors):
+            # What was computed before a branch cannot get the sum of the branch.
+            before, after = one.tensors, _tensors(total)
+            if len(after) == len(before) and after[0].graph is before[0].graph:
                 self._show_sum(one, total)
 
     def _show_sum(self, one: Shown, total: Any) -> None:

@@ -32,6 +32,12 @@ _NOBODY_COUNTS = (
     "and call fit; or use sync=tfscale.sync.EveryStep(), the default"
 )
 
+_OF_A_LAYER = (
+    "sync={!r} trains models with one optimizer, whose state replicas average, but the step of {!r} "
+    "also applies gradients with {!r}, which the model does not hold itself. Train these weights "
+    "with the optimizer that you pass to compile; or use sync=tfscale.sync.EveryStep(), the default"
+)
+
 _ROWS_COUNT_TWICE = (
     "with {} several replicas read the same rows, and tfscale weights their losses in fit and in "
     "train_on_batch, but this step was passed to strategy.run. Move the step into the model's "
@@ -58,6 +64,9 @@ def refuse(strategy: Strategy, optimizer: Optimizer, variables: list[Variable]) 
     step = this_step()
     if strategy.rounds is not None and step.model is None:
         raise ValueError(_NOBODY_COUNTS.format(strategy.sync))
+    if strategy.rounds is not None and optimizer is not step.model.optimizer:
+        name = step.model.name
+        raise ValueError(_OF_A_LAYER.format(strategy.sync, name, optimizer.name))
     if strategy.extended.grid.team > 1 and step.model is None:
         raise ValueError(_ROWS_COUNT_TWICE.format(strategy.extended.grid))
     accumulates = bool(innermost(optimizer).gradient_accumulation_steps)
@@ -114,32 +123,35 @@ def accumulated(
     """Return the gradients to accumulate, and the function that sums them at the end of a window.
 
     Accumulators hold parts of a sum over all replicas. So a replica or a group that applies a sum
-    of its own divides its gradients by the number of those that do so, and multiplies the window's
-    sum by this number.
+    of its own, or that has the whole sum already, divides its gradients by the number of those that
+    do so, and multiplies the window's sum by this number.
 
     Args:
         strategy: strategy of the optimizer.
         optimizer: optimizer that accumulates gradients.
         grads: gradients of this step.
         variables: variables of the gradients.
-        reduce: function that sums gradients over the team; None if the replica is alone.
+        reduce: function that sums gradients over the team; None if the replica is alone, or if
+            these are sums.
     """
     if optimizer is not innermost(optimizer):
         grads = _finite_on_all_or_none(grads)
     # Keras asks for a window's sums of these only.
     of_window = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-    agreeing = _agreeing(strategy)
+    number = _number_of_sums(strategy, are_sums=reduce is None)
 
     def window(parts: list[Any]) -> list[Any]:
-        own = parts if agreeing is None else _times(parts, agreeing)
+        own = parts if number is None else _times(parts, number)
         return own if reduce is None else reduce(own, of_window)
 
-    return grads if agreeing is None else _times(grads, 1 / agreeing), window
+    return grads if number is None else _times(grads, 1 / number), window
 
 
-def _agreeing(strategy: Strategy) -> Any:
-    """Return how many replicas, or groups, apply sums of their own; None if all apply one sum."""
+def _number_of_sums(strategy: Strategy, are_sums: bool) -> Any:
+    """Return how many sums replicas accumulate; None if they accumulate parts of a single one."""
     step = this_step()
+    if are_sums:
+        return tf.constant(strategy.extended.number_of_replicas, tf.float32)
     if step.is_of_all:
         return None
     number = tf.constant(strategy.rounds.teams.number, tf.float32)

@@ -104,8 +104,8 @@ def _connect(strategy: Strategy, settings: Settings) -> Team:
 
 def make_reducers(
     strategy: Strategy, settings: Settings
-) -> tuple[Reducer, Reducer, Sharding | None, Rounds | None]:
-    """Return the reducers of gradients and of curvature, and sharding and rounds, if there are any.
+) -> tuple[Reducer, Reducer, Reducer, Sharding | None, Rounds | None]:
+    """Return the reducers of gradients, moves and curvature; sharding and rounds, if there are any.
 
     Args:
         strategy: the strategy that is being made.
@@ -128,10 +128,11 @@ def make_reducers(
             team, trials = teams.team, Trials(teams.team.schedules, enabled=False)
     reducer = functools.partial(Reducer, bucket_bytes=size)
     of_gradients = reducer(team, policy, trials=trials)
-    # The policy is for gradients only: steps are divided by curvature, so it is not rounded.
-    of_curvature = reducer(
-        team, MethodPolicy(), trials=trials, what="curvature", suffix="/curvature"
-    )
+    # The policy is for gradients that are applied. Steps are divided by curvature, and what a sum
+    # for a move has lost must not come into an update.
+    exact = functools.partial(reducer, team, MethodPolicy(), trials=trials)
+    of_moves = exact(what="moves", suffix="/move")
+    of_curvature = exact(what="curvature", suffix="/curvature")
     of_weights = functools.partial(reducer, everybody, what="weights")
     sharding, rounds = None, None
     if teams is not None:
@@ -139,7 +140,7 @@ def make_reducers(
     elif settings.shard == OPTIMIZER and everybody.size > 1:
         _refuse_without_halves(settings, schedules)
         sharding = Sharding(of_weights(settings.weights_policy, trials=trials, suffix="/weights"))
-    return of_gradients, of_curvature, sharding, rounds
+    return of_gradients, of_moves, of_curvature, sharding, rounds
 
 
 def _rounds(

@@ -18,6 +18,7 @@ class Strategy(Protocol):
         synchronizes_batch_norm: whether batch normalization uses statistics of the global batch.
         optimizers: optimizers that have been made in the strategy's scope.
         reducer: sums gradients.
+        move_reducer: sums gradients by which a step moves weights before it computes others.
         curvature_reducer: sums measured curvature.
         sharding: optimizers whose state is in parts; None if each replica holds it all.
         teams: teams along the axes of a grid; None without a grid.
@@ -33,6 +34,7 @@ class Strategy(Protocol):
     synchronizes_batch_norm: bool
     optimizers: Any
     reducer: Reducer
+    move_reducer: Reducer
     curvature_reducer: Reducer
     sharding: Any
     teams: Any

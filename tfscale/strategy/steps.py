@@ -38,6 +38,7 @@ from tfscale.bridge.objects import (
 from tfscale.bridge.protocols import Optimizer
 from tfscale.bridge.tapes import after_backward_passes, gradients_changed
 from tfscale.bridge.tensorflow import replica_id
+from tfscale.exchange.reducer import Reducer
 from tfscale.exchange.slots import Slots
 from tfscale.native.cell import Cell
 from tfscale.strategy import changed, gather, gradients, inexact, statistics
@@ -59,6 +60,14 @@ from tfscale.strategy.step import (
     this_step,
 )
 from tfscale.strategy.step_graph import StepGraph
+
+_CHANGED_BEFORE_LATE_SUMS = (
+    "with sync={0!r} an optimizer gets sums of gradients some steps after the replicas have "
+    "computed them, but this step changes its gradients before it passes them to the optimizer, as "
+    "by a clipping of its own: each replica would change its own part of a sum. Pass the gradients "
+    "as the tape gives them, and let the optimizer change the sums (clipnorm, global_clipnorm, "
+    "clipvalue, or a method apply of your own class); or use sync=tfscale.sync.EveryStep()"
+)
 
 
 @contextlib.contextmanager
@@ -125,7 +134,9 @@ def _begun(strategy: Strategy, step: ModelStep) -> Step:
         sees_gradients=step.is_own,
         losses=Losses(results={}),
         whole_weights=strategy.parts.whole_weights(),
-        gradients=changed.Gradients(functools.partial(_sum_of_own, strategy), _are_alike),
+        gradients=changed.Gradients(
+            None if strategy.sync.bound else functools.partial(_sum_of_own, strategy), _are_alike
+        ),
     )
 
 
@@ -306,6 +317,8 @@ def _apply(
         return original(grads, trainable_variables)
     variables = list(trainable_variables or trained_by(optimizer))
     if step.gradients.are_changed(grads):
+        if strategy.sync.bound:
+            raise ValueError(_CHANGED_BEFORE_LATE_SUMS.format(strategy.sync))
         if not measures_curvature(innermost(optimizer)):
             return _apply_changed_sums(strategy, original, optimizer, list(grads), variables)
         inexact.warn_of_changed_gradients(step.model)
@@ -321,21 +334,18 @@ def _apply(
     if is_sharded:
         parts_of = functools.partial(sharding.scattered, strategy, optimizer)
         return sharding.apply(strategy, original, optimizer, grads, variables, parts_of)
-    grads, reduce = _prepared(strategy, optimizer, grads, variables)
+    grads, reduce = _prepared(strategy, strategy.reducer, optimizer, grads, variables)
     curvature, window = gradients.measured_curvature(optimizer, grads, variables), None
     if innermost(optimizer).gradient_accumulation_steps:
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
     elif reduce is not None:
         grads = reduce(grads, variables, scale=gradients.scale_of_losses(optimizer))
-        if step.is_of_all and parts.have_whole_sums:
+        if parts.have_whole_sums:
             step.gradients.show_sums(seen, grads)
     _go_on(strategy, grads)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     sums = Sums(grads, curvature, window)
-    if not step.is_of_all:
-        return _apply_if_rows(optimizer, original, sums, trainable_variables)
-    with _updating(strategy, optimizer, sums, variables):
-        return original(grads, trainable_variables)
+    return _apply_sums(strategy, original, optimizer, sums, variables, trainable_variables)
 
 
 def _apply_changed_sums(
@@ -357,19 +367,32 @@ def _apply_changed_sums(
     window = None
     if innermost(optimizer).gradient_accumulation_steps:
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, None)
-    with _updating(strategy, optimizer, Sums(grads, [], window), variables):
-        return original(grads, variables)
+    return _apply_sums(strategy, original, optimizer, Sums(grads, [], window), variables, variables)
 
 
-@contextlib.contextmanager
-def _updating(
-    strategy: Strategy, optimizer: Optimizer, sums: Sums, variables: list[Any]
-) -> Iterator[None]:
-    """Let an optimizer apply sums that are the same on all replicas, within this context."""
+def _apply_sums(
+    strategy: Strategy,
+    original: Callable[..., Any],
+    optimizer: Optimizer,
+    sums: Sums,
+    variables: list[Any],
+    trainable_variables: Any,
+) -> Any:
+    """Let an optimizer apply the sums of the team, which are the same on all its replicas.
+
+    Args:
+        strategy: the strategy.
+        original: the optimizer's method ``apply``.
+        optimizer: the optimizer.
+        sums: what the optimizer gets.
+        variables: the variables of the sums.
+        trainable_variables: the variables that ``apply`` got.
+    """
+    if not this_step().is_of_all:
+        return _apply_if_rows(optimizer, original, sums, trainable_variables)
     given = [v for g, v in zip(sums.grads, variables, strict=True) if g is not None]
-    of_parts = strategy.parts.gradients
-    with sums.given_to(optimizer), of_parts.updating(optimizer, given):
-        yield
+    with sums.given_to(optimizer), strategy.parts.gradients.updating(optimizer, given):
+        return original(sums.grads, trainable_variables)
 
 
 def _sum_of_own(
@@ -379,7 +402,14 @@ def _sum_of_own(
 
     A step may compute with gradients of weights that another optimizer trains, as for one norm of
     two models, or that no optimizer trains.
+
+    Args:
+        strategy: the strategy.
+        grads: gradients of this replica.
+        weights: their weights.
+        optimizer: optimizer that applies what is computed from the sums; None if they move weights.
     """
+    reducer = strategy.move_reducer if optimizer is None else strategy.reducer
     first = [] if optimizer is None else [optimizer]
     parts, left = strategy.parts, dict(enumerate(weights))
     own = parts.own_parts(_weighted(strategy, grads, weights), weights)
@@ -390,7 +420,7 @@ def _sum_of_own(
             continue
         theirs = [left.pop(i) for i in known]
         given = parts.begin_update(each, [own[i] for i in known], theirs)
-        given, reduce = _prepared(strategy, each, given, theirs)
+        given, reduce = _prepared(strategy, reducer, each, given, theirs)
         if reduce is not None:
             given = reduce(given, theirs, scale=gradients.scale_of_losses(each))
         sums |= zip(known, given, strict=True)
@@ -446,7 +476,11 @@ class Sums:
 
 
 def _prepared(
-    strategy: Strategy, optimizer: Optimizer, grads: list[Any], variables: list[Any]
+    strategy: Strategy,
+    reducer: Reducer,
+    optimizer: Optimizer,
+    grads: list[Any],
+    variables: list[Any],
 ) -> tuple[list[Any], Callable[..., list[Any]] | None]:
     """Return this replica's gradients, and what sums them over the team of the step, if any."""
     step, of_parts = this_step(), strategy.parts.gradients
@@ -458,9 +492,9 @@ def _prepared(
         grads = copies = [None if g is None else step.counted(g) for g in grads]
     state, windows = Slots.of(optimizer, strategy), innermost(optimizer).gradient_accumulation_steps
     # Accumulated gradients are dense.
-    strategy.reducer.prepare(state, optimizer, variables, copies, rows_too=not windows)
+    reducer.prepare(state, optimizer, variables, copies, rows_too=not windows)
     reduce = functools.partial(
-        strategy.reducer.reduce, optimizer=optimizer, state=state, skip=step.sums_nothing
+        reducer.reduce, optimizer=optimizer, state=state, skip=step.sums_nothing
     )
     return grads, of_parts.leaving_slices(reduce)
 

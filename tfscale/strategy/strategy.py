@@ -180,7 +180,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         tf.distribute.Strategy.__init__(self, Extended(self, settings))
         settings = making.join_workers(self.extended, settings)
         parts = making.make_reducers(self, settings)
-        self.reducer, self.curvature_reducer, self.sharding, self.rounds = parts
+        self.reducer, self.move_reducer, self.curvature_reducer, self.sharding, self.rounds = parts
         self.teams, self.parts = making.make_parts(self, settings)
         if (shares := self.extended.shares) is not None and shares.is_measured:
             self.balance = Balance(
@@ -194,10 +194,11 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
 
     @property
     def reducers(self) -> list[Reducer]:
-        """Reducers of gradients and of measured curvature; of weights, if state is sharded; and of
-        the means at the ends of rounds, if there are rounds.
+        """Reducers of gradients, of those that move weights within a step, and of measured
+        curvature; of weights, if state is sharded; and of the means at the ends of rounds, if there
+        are rounds.
         """
-        every = [self.reducer, self.curvature_reducer]
+        every = [self.reducer, self.move_reducer, self.curvature_reducer]
         if self.sharding is not None:
             every.append(self.sharding.spreader)
         return every if self.rounds is None else [*every, self.rounds.reducer]

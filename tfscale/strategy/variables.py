@@ -251,7 +251,8 @@ class LocalWeight(OfKeras):
     observer = Observer()
 
     def _differs(self, value: Any) -> bool:
-        return Weight._differs(self, value)
+        # Values that are computed from other weights, as a moving average is, differ as these do.
+        return not this_step().is_of_all or Weight._differs(self, value)
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         return whole

@@ -91,8 +91,9 @@ class Copies:
     def whole_gradients(self, grads: list[Any], sources: list[Any]) -> list[Any]:
         """Return gradients as a user's step expects them: of whole weights; None stays None."""
         step = this_step()
-        sums_differ = step.is_of_all and self.of_stage is None
-        return step.gradients.shown(grads, sources) if sums_differ else grads
+        sums_differ = not step.is_single or step.gradients.come_late
+        is_shown = sums_differ and self.of_stage is None
+        return step.gradients.shown(grads, sources) if is_shown else grads
 
     def own_parts(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
         """Return this replica's parts of what ``whole_gradients`` has returned."""

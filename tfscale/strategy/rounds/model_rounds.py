@@ -78,7 +78,9 @@ class ModelRounds:
         Args:
             statistics: variables that the step has assigned, except those of the optimizer.
         """
-        self._statistics = list({id(v): v for v in [*self._statistics, *statistics]}.values())
+        trained = {id(weight) for weight in self.state.weights}  # the rule mixes these by itself
+        others = [v for v in [*self._statistics, *statistics] if id(v) not in trained]
+        self._statistics = list({id(v): v for v in others}.values())
         round, alone = self._round(), this_step().alone
         for flag in (round.flags.weights_differ, round.flags.optimizers_differ):
             flag.assign(True if alone is True else tf.logical_or(flag.read(), alone))
@@ -188,10 +190,10 @@ class ModelRounds:
         round.position.assign(0)
 
     def _agree(self, round: ReplicaRound) -> None:
+        if self._several_workers:  # first: methods of the rule may depend on the number of steps
+            self._exchange_counts(round)
         self._rule.end(round)
         round.average(self._statistics, "statistics")
-        if self._several_workers:
-            self._exchange_counts(round)
         round.flags.weights_differ.assign(not self._rule.agrees)
 
     def _exchange_counts(self, round: ReplicaRound) -> None:

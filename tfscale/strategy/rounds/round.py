@@ -150,10 +150,12 @@ class ReplicaRound:
                 "in_shards; or call round.keep with values that are equal on all replicas"
             )
         values = self._one_for_each(values, "add")
-        rows = [self._flat(value).rows(tf.cast(value, tf.float32)) for value in values]
+        kept = self._kept(name)
+        pairs = zip(kept, values, strict=True)
+        rows = [self._flat(value).rows(tf.cast(value, shard.dtype)) for shard, value in pairs]
         own = self._run_on_one(self._team.scatter, tf.concat(rows, 1), SUM_INTO.format(name))
         sums = tf.split(own[0], [row.shape[1] for row in rows])
-        for variable, shard in zip(self._kept(name), sums, strict=True):
+        for variable, shard in zip(kept, sums, strict=True):
             variable.assign_add(
                 shard / self._state.teams.size
             )  # a team's replicas add equal values

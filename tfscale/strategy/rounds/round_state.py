@@ -247,16 +247,19 @@ class RoundState:
 def slots_of(rule: Rule, optimizer: Any) -> list[Slot]:
     """Return the slots of what a rule keeps for each weight of an optimizer.
 
-    Once replicas agree, a weight is equal to the kept value that it reads as meanwhile.
+    Once replicas agree, a weight is equal to the kept value that it reads as meanwhile. All slots
+    have one type, for the shards of all weights are sent together.
     """
     slots = []
+    weights = [native(v) for v in trained_by(optimizer)]
+    dtype = "float64" if any(weight.dtype == tf.float64 for weight in weights) else "float32"
     for name in rule.keeps:
         lives = IN_SHARDS if name in rule.in_shards else COMMON
         equals = name == rule.reads_as and not rule.agrees
         for v in trained_by(optimizer):
             weight = native(v) if equals and isinstance(native(v), LocalWeight) else None
             place, shape = place_of(optimizer, v), describe(v).shape
-            slots.append(Slot(name, place, shape, lives, equals=weight))
+            slots.append(Slot(name, place, shape, lives, dtype, equals=weight))
     return slots
 
 
