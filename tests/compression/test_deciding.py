@@ -168,3 +168,14 @@ def test_measurements_that_are_not_finite_say_nothing():
     training.errors = [0.0, float("nan"), float("inf"), float("nan")]
     training.train(500)
     assert training.decider.errors[0] == pytest.approx([0.0] * 1 + [float("nan")] * 3, nan_ok=True)
+
+
+@pytest.mark.parametrize("overflows", [0, 1, 3])
+def test_steps_that_overflow_do_not_count_in_an_error(overflows):
+    """The residual stays as it was, so what was lost is finite, and what was to be sent is not."""
+    bucket = Bucket("b", 1000, ("fp32", "int8"), ((4000,), (1000,)), 0.15)
+    decider = Decider([bucket], resolve("ring", 2).cost)
+    wholes = [1.0] + [float("inf")] * overflows
+    steps = [Step(0.1, (0.0, 0.0), (Seen(0.0, 0.01, 1, 0.01, whole),)) for whole in wholes]
+    decider._learn([[step] * 2 for step in steps], look=False)
+    assert decider.errors[0][1] == pytest.approx(0.1)

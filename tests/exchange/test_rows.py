@@ -97,6 +97,16 @@ def test_nothing_is_lost_only_late(method, counts):
     np.testing.assert_allclose(summed + rest.sum(0), wanted, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+def test_rows_of_other_types_than_the_residual(dtype):
+    table = Rows(Wire("int8", feedback=True))
+    given = [(values.astype(dtype), places) for values, places in rows(1)]
+    total = table.dense(given)
+    assert total.dtype == dtype
+    (rest,) = table.kept("residual")
+    np.testing.assert_allclose(total + rest.sum(0), exact(given), rtol=0, atol=2e-3)
+
+
 def test_what_is_not_finite_arrives_and_leaves_no_trace():
     table = Rows(Wire("int4"))
     table.dense(rows(1))

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfscale
+from tfscale.compression import PowerSGD, TopK, Wire
 from tfscale.optimizers import AdaHessian
 
 layers = keras.layers
@@ -328,3 +329,121 @@ def all_reduces_of(step):
 def test_one_sum_serves_all_microbatches_that_are_only_added():
     assert all_reduces_of(loop_adds_microbatches) == 1
     assert all_reduces_of(loop_clips_microbatches) > 1
+
+
+# --------------------------------------------------------- branches, windows, moves
+
+
+class OfOneLayer(keras.Model):
+    """A layer, trained by a step that ``step(model, x, y)`` makes."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.net = layers.Dense(64, use_bias=False, kernel_initializer="ones")
+        self.net.build([None, 32])
+        self.steps = self.add_weight(shape=(), dtype="int32", initializer="zeros", trainable=False)
+        self.step, self.built = step, True
+
+    def call(self, x):
+        return self.net(x)
+
+    def gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+        return tape.gradient(loss, self.trainable_variables)
+
+    def train_step(self, data):
+        self.steps.assign_add(1)
+        self.step(self, *data)
+        return {"steps": self.steps}
+
+    def descend(self, gradients):
+        self.optimizer.apply(gradients, self.trainable_variables)
+
+
+def fitted(step, strategy=None, samples=64, **of_optimizer):
+    draw = np.random.default_rng(0)
+    x, y = (draw.standard_normal((samples, width)).astype("f4") for width in (32, 64))
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = OfOneLayer(step)
+        model.compile(keras.optimizers.SGD(0.1, **of_optimizer), "mse")
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    return model
+
+
+def kernel(model):
+    return model.net.get_weights()[0]
+
+
+def every_second(model, apply):
+    tf.cond(model.steps % 2 == 0, lambda: (apply(), tf.constant(0))[1], lambda: tf.constant(0))
+
+
+def all_in_a_branch(model, x, y):
+    every_second(model, lambda: model.descend(model.gradients(x, y)))
+
+
+def applies_in_a_branch(model, x, y):
+    gradients = model.gradients(x, y)
+    every_second(model, lambda: model.descend(gradients))
+
+
+def clips_in_a_branch(model, x, y):
+    gradients = model.gradients(x, y)
+    every_second(model, lambda: model.descend(tf.clip_by_global_norm(gradients, 0.1)[0]))
+
+
+def clips_before_a_branch(model, x, y):
+    clipped, _ = tf.clip_by_global_norm(model.gradients(x, y), 0.1)
+    every_second(model, lambda: model.descend(clipped))
+
+
+BRANCHES = [all_in_a_branch, applies_in_a_branch, clips_in_a_branch, clips_before_a_branch]
+
+
+@pytest.mark.parametrize("step", BRANCHES)
+@pytest.mark.parametrize(("wire", "share"), [("fp32", 1e-3), ("int4", 0.3)])
+def test_a_step_may_apply_gradients_in_a_branch(step, wire, share):
+    """A wire with a residual needs slots, which are made while the branch is traced."""
+    expected = kernel(fitted(step))
+    found = kernel(fitted(step, replicas(wire={"kernel": wire})))
+    change, error = (np.linalg.norm(expected - other) for other in (1, found))
+    assert 0 < error < share * change
+    assert wire == "fp32" or error > 1e-3 * change  # the wire was used
+
+
+def clips(model, x, y):
+    model.descend(tf.clip_by_global_norm(model.gradients(x, y), 0.1)[0])
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_a_window_of_changed_gradients_reads_as_one_device_s(number):
+    """Three steps of four have been made: files hold what the optimizer has accumulated."""
+    one, other = (
+        fitted(clips, each, samples=24, gradient_accumulation_steps=4)
+        for each in (None, replicas(number))
+    )
+    pairs = zip(one.optimizer.variables, other.optimizer.variables, strict=True)
+    kept = [(a.numpy(), b.numpy()) for a, b in pairs if "accumulator" in a.path]
+    assert kept and all(np.abs(a).max() > 0 for a, _ in kept)
+    for expected, found in kept:
+        np.testing.assert_allclose(found, expected, atol=1e-7, rtol=1e-5)
+
+
+def moves_there_and_back(model, x, y):
+    """Apply gradients of 0 at the place where SAM looks for others."""
+    moves = model.gradients(x, y)
+    for weight, move in zip(model.trainable_variables, moves, strict=True):
+        weight.assign_add(0.05 * move)
+    gradients = [0.0 * g for g in model.gradients(x, y)]
+    for weight, move in zip(model.trainable_variables, moves, strict=True):
+        weight.assign_sub(0.05 * move)
+    model.descend(gradients)
+
+
+@pytest.mark.parametrize("method", [Wire("int4"), TopK(0.25), PowerSGD(1)], ids=str)
+def test_a_move_leaves_nothing_in_the_residual(method):
+    """What a compressed sum has not sent comes into the update; a move is no update."""
+    strategy = replicas(method={"kernel": method})
+    np.testing.assert_allclose(kernel(fitted(moves_there_and_back, strategy)), 1, atol=1e-6)
+    assert "moves" in str(strategy.explain())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import re
 
@@ -453,11 +454,19 @@ def mixed_precision(make, folder):
 
 def other_types(make, folder):
     """Weights of more and of fewer bits than the outer weights and the centre are kept in."""
-    for rule, dtype in ((sync.DiLoCo(4), "float64"), (sync.ElasticAveraging(4, 0.2), "bfloat16")):
+    bits = {"float64": 1e-15, "bfloat16": 2**-8}
+    rules = (sync.DiLoCo(4), sync.ElasticAveraging(4, 0.2))
+    for rule, dtype in itertools.product(rules, bits):
         with (strategy := make(rule)).scope():
             head = layers.Dense(OUTPUTS, dtype=dtype)
             model = keras.Sequential([keras.Input([FEATURES], dtype=dtype), head])
-            model.compile(keras.optimizers.SGD(RATE), "mse")
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+        before = model.get_weights()
+        fit(model)
+        for found, number in zip(model.get_weights(), before, strict=True):
+            close = {"rtol": bits[dtype], "atol": bits[dtype]}
+            np.testing.assert_allclose(found.astype("f8"), number.astype("f8"), **close)
+        model.optimizer.learning_rate = RATE
         losses = fit(model, 2).history["loss"]
         assert losses[1] < losses[0], (dtype, losses)
         agree(model)

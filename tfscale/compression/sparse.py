@@ -307,13 +307,13 @@ def _all_reduced(
     return load.all_reduce(x, wire), tf.zeros_like(x)
 
 
-def _nan_unless_finite(chosen: tf.Tensor, wholes: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Return the numbers to send, with NaN as the first if a number that stays here is infinite.
+def _nan_unless_finite(chosen: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+    """Return the numbers to send; the first becomes NaN if any number of the gradient is infinite.
 
-    Loss scaling skips a step whose gradients are not finite, and all replicas must skip the same.
+    Loss scaling skips a step whose gradients are not finite, also if it is a number that stays.
     """
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in wholes])
-    return tf.concat([tf.where(finite, chosen[:1], math.nan), chosen[1:]], 0)
+    first = tf.where(tf.reduce_all(tf.math.is_finite(whole)), chosen[:1], math.nan)
+    return tf.concat([first, chosen[1:]], 0)
 
 
 def _with(x: tf.Tensor, places: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
@@ -347,9 +347,11 @@ class RandomK(_Sparse):
         """Sum random numbers: see the module."""
         passes = _Plain(load, load.gradients, self.feedback)
         places = self._places(load)
-        numbers = [passes.at(i, each) for i, each in enumerate(places)]
-        chosen = _nan_unless_finite(joined(numbers), passes.wholes)
-        total, lost = _all_reduced(load, chosen, self.wire, self.feedback)
+        numbers = [
+            _nan_unless_finite(passes.at(i, each), whole)
+            for i, (each, whole) in enumerate(zip(places, passes.wholes, strict=True))
+        ]
+        total, lost = _all_reduced(load, joined(numbers), self.wire, self.feedback)
         finite = tf.reduce_all(tf.math.is_finite(total))
         parts = zip(places, separated(lost, numbers), separated(total, numbers))
         sums = [

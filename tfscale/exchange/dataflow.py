@@ -97,7 +97,8 @@ def leaves(tensors: Iterable[tf.Tensor], known: Collection[Any]) -> list[tf.Tens
         if one.ref() in seen:
             continue
         seen.add(one.ref())
-        sources = [] if one.ref() in known else [x for x in one.op.inputs if x.dtype != tf.resource]
+        sources = [] if one.ref() in known else _sources(one.op)
+        sources = [x for x in sources if x.dtype != tf.resource]
         if not sources or one.op.op_def.is_stateful:
             found.append(one)
         waiting.extend(sources)

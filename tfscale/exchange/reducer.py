@@ -152,9 +152,8 @@ class Reducer:
             slots += [_slot(self.keeps_as + name, place, each) for name, each in kept.items()]
         slots += [ROUNDING_SEED] if random else []
         if not state.has(slots):
-            # The first replica does it for all: in a branch of a step no replica can wait for others.
-            strategy = tf.distribute.get_strategy()
-            of_all = tf.distribute.ReplicaContext(strategy, 0)
+            # The first replica does it for all: in a branch of a step, none can wait for others.
+            of_all = tf.distribute.ReplicaContext(tf.distribute.get_strategy(), 0)
             with tf.init_scope(), of_all:
                 of_all.merge_call(lambda _: state.prepare(slots))
 

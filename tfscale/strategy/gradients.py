@@ -33,9 +33,10 @@ _NOBODY_COUNTS = (
 )
 
 _OF_A_LAYER = (
-    "sync={!r} trains models with one optimizer, whose state replicas average, but the step of {!r} "
-    "also applies gradients with {!r}, which the model does not hold itself. Train these weights "
-    "with the optimizer that you pass to compile; or use sync=tfscale.sync.EveryStep(), the default"
+    "sync={!r} trains models with one optimizer, whose state replicas average, but the step of "
+    "{!r} also applies gradients with {!r}, which the model does not hold itself. Train these "
+    "weights with the optimizer that you pass to compile; or use sync=tfscale.sync.EveryStep(), "
+    "the default"
 )
 
 _ROWS_COUNT_TWICE = (
