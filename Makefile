@@ -146,11 +146,11 @@ $(MORE_PARTS): build
 
 test-tf: build ## run some of what depends on TensorFlow: make test-tf TF=2.20
 	$(STEP) "quick tests, TensorFlow $(TF)"
-	@.ci/timed "TensorFlow $(TF)" $(BIN)/python -m pytest -m "not slow and not full" --one-in 8 \
+	@.ci/timed "TensorFlow $(TF)" $(BIN)/python -m pytest -m "not slow and not full" --one-in 16 \
 	  $(OF_TENSORFLOW) $(PYTEST_ARGS)
 
 ci-tf: # the other TensorFlow, built by the other compiler
-	@$(MAKE) --no-print-directory test-tf TF=2.20 CXX=clang++
+	@$(MAKE) --no-print-directory test-tf TF=2.20 CXX=clang++ EXTRAS=plot,dev
 
 test-gpu: build ## test what needs a GPU (make test-gpu VENV=.venv-gpu TF_PACKAGE='tensorflow[and-cuda]')
 	$(STEP) "tests on GPUs"
@@ -181,7 +181,7 @@ test-faults: build ## let N trainings meet faults drawn by SEED, and start them 
 test-addons: ## test with TensorFlow 2.15, Keras 2 and tensorflow-addons (needs python3.11)
 	@$(MAKE) --no-print-directory $(ADDONS) build
 	$(STEP) "tests of ops, strategy and optimizers, tensorflow-addons"
-	@.ci/timed addons .venv-addons/bin/python -m pytest -m "not slow and not full" --one-in 8 \
+	@.ci/timed addons .venv-addons/bin/python -m pytest -m "not slow and not full" --one-in 16 \
 	  --all-of tests/addons/test_training.py $(OPS) tests/addons $(PYTEST_ARGS)
 
 lint: $(READY) ## check style and types

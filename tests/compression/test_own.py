@@ -79,6 +79,10 @@ def keeps_whole_numbers(load):
         (keeps_too_few, r"Wrong\(\) passes 0 values to load.keep\('turn'\); expected one for each"),
         (keeps_whole_numbers, r"keeps 'turn' as int32; expected float32. Cast it"),
         (keeps_undeclared, r"Wrong\(\) keeps 'last' .* state\(\) does not declare"),
+        (
+            lambda load: load.gradients[0],
+            r"Wrong\(\) returned a tensor, expected a list of one sum",
+        ),
         (lambda load: [], r"sums\(\) of Wrong\(\) returned 0 tensors .* of the shapes \(3, 4\)"),
         (lambda load: [g[0] for g in load.gradients], r"of the shapes \(4,\), expected .*\(3, 4\)"),
     ],
@@ -87,3 +91,11 @@ def test_a_wrong_method_is_named(sums, said):
     (given,) = gradients([(3, 4)])
     with pytest.raises(ValueError, match=said):
         Trial(Wrong(sums), [(3, 4)]).sums([given])
+
+
+def test_wires_of_a_method_are_a_tuple():
+    class OnOneWire(Wrong):
+        wires = "bf16"
+
+    with pytest.raises(ValueError, match=r"wires of Wrong\(\) is a tuple .* got 'bf16'"):
+        compression.MethodPolicy(OnOneWire(None))

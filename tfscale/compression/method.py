@@ -280,6 +280,8 @@ def checked_method(given: Method | str, name: str, *others: str) -> Method:
         others: names that the caller accepts besides wires.
     """
     if isinstance(given, Method):
+        expected = "a tuple of the wires that the method sends on, such as ('bf16',)"
+        arguments.items(given.wires, f"wires of {given!r}", expected, wires.checked)
         return given
     other = "a method of tfscale.compression, such as PowerSGD(rank=4)"
     return Wire(arguments.choice(given, name, (*wires.WIRES, *others), other))

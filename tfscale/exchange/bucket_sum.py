@@ -125,8 +125,7 @@ class BucketSum:
         if self.bucket.rows:
             return [self._sum_rows(slices) for slices in tensors]
         given = self._take(tensors)
-        sums = list(self.method.sums(self))
-        self._check(sums)
+        sums = self._checked(self.method.sums(self))
         return self._given_back(sums, given)
 
     def scatter(self, tensors: Sequence[Any], matrix: Matrix) -> list[Any]:
@@ -173,9 +172,16 @@ class BucketSum:
         keeps = any(self.method.state(each) for each in self.described)
         return self._summands.scale if keeps else None
 
-    def _check(self, sums: Sequence[tf.Tensor]) -> None:
-        """Raise if the method has not returned one sum for each gradient."""
-        found, expected = [total.shape for total in sums], [x.shape for x in self.gradients]
+    def _checked(self, sums: Any) -> list[tf.Tensor]:
+        """Return a method's sums as a list; raise unless there is one for each gradient."""
+        expected = [x.shape for x in self.gradients]
+        if tf.is_tensor(sums):
+            raise ValueError(
+                f"sums() of {self.method!r} returned a tensor, expected a list of one sum for each "
+                f"gradient, of the shapes {_words(expected)}"
+            )
+        sums = list(sums)
+        found = [total.shape for total in sums]
         fits = [total.is_compatible_with(x) for total, x in zip(found, expected)]
         if len(found) != len(expected) or not all(fits):
             raise ValueError(
@@ -183,6 +189,7 @@ class BucketSum:
                 f"{_words(found)}, expected one sum for each gradient, of the shapes "
                 f"{_words(expected)}"
             )
+        return sums
 
     def _sum_rows(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """Return the sum of rows of a table: see ``rows.py``."""
