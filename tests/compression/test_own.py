@@ -81,7 +81,7 @@ def keeps_whole_numbers(load):
         (keeps_undeclared, r"Wrong\(\) keeps 'last' .* state\(\) does not declare"),
         (
             lambda load: load.gradients[0],
-            r"Wrong\(\) returned a tensor, expected a list of one sum",
+            r"Wrong\(\) returned a tensor, expected a list of one",
         ),
         (lambda load: [], r"sums\(\) of Wrong\(\) returned 0 tensors .* of the shapes \(3, 4\)"),
         (lambda load: [g[0] for g in load.gradients], r"of the shapes \(4,\), expected .*\(3, 4\)"),
