@@ -48,6 +48,7 @@ def state(model):
 # ------------------------------------------------------------------ measuring
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how, every",
     [
@@ -315,6 +316,7 @@ def test_batches_do_not_grow_by_a_loss_that_is_not_finite():
         grow(diverged(), growing())
 
 
+@pytest.mark.slow
 def test_another_rate_is_noticed():
     halve = keras.callbacks.LearningRateScheduler(lambda epoch: 0.01 / (1 + epoch))
     with pytest.raises(RuntimeError, match="has left the learning rate at 0.01, and now it is"):

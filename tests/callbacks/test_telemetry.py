@@ -206,6 +206,7 @@ def test_validation_belongs_to_no_step(tmp_path, int8):
     assert lines(tmp_path / "more.jsonl", "end")[0]["sent_in_all"] > added(more, "sent")
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_travel_at_the_end_of_their_window(tmp_path, int8):
     def optimizer():
         return keras.optimizers.SGD(0.001, gradient_accumulation_steps=2)
@@ -244,6 +245,7 @@ def test_times_are_within_each_other(tmp_path, int8):
         assert 0 < line["exposed"] <= line["communication"] <= line["seconds"]
 
 
+@pytest.mark.slow
 def test_without_a_baseline_efficiency_is_what_is_not_exposed(tmp_path, int8):
     telemetry = Telemetry(tmp_path / "run.jsonl")
     trained(int8, telemetry)
@@ -269,6 +271,7 @@ def test_what_the_engine_has_forgotten_is_not_made_up(tmp_path, int8, monkeypatc
     assert end["sent"] == sum(value or 0 for value in sent) < end["sent_in_all"]
 
 
+@pytest.mark.slow
 def test_it_reads_no_more_than_its_share_of_the_time_allows(int8, monkeypatch):
     readings = []
     read = Telemetry._read
@@ -299,6 +302,7 @@ def test_what_was_read_is_not_read_again(int8, monkeypatch):
     assert sum(asked) <= calls() - before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("first", [True, False])
 def test_recomputation_goes_with_it(tmp_path, int8, first):
     weights = []
@@ -367,6 +371,7 @@ def test_errors_are_asked_for_while_a_fit_lasts(int8):
     assert telemetry._samples.distortions() != before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("wire, errors", [("fp32", True), ("int8", False)])
 def test_otherwise_a_step_is_the_same_graph(wire, errors):
     strategy = on_two(wire)
@@ -524,6 +529,7 @@ def test_a_timeline_of_one_device(tmp_path):
     assert {event["ph"] for event in events} == {"M", "X"}
 
 
+@pytest.mark.slow
 def test_a_fit_that_ends_within_the_timeline(tmp_path, int8):
     trained(int8, Telemetry(timeline=tmp_path / "trace.json", profile=(3, 100)))
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -536,6 +542,7 @@ def test_a_fit_that_ends_before_the_timeline(tmp_path, caplog):
     assert not (tmp_path / "trace.json").exists()
 
 
+@pytest.mark.slow
 def test_another_profile_is_under_way(tmp_path, caplog, int8):
     tf.profiler.experimental.start(str(tmp_path / "other"))
     try:

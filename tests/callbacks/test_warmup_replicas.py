@@ -29,6 +29,7 @@ def assert_same(model, alone):
         np.testing.assert_allclose(mine.numpy(), expected.numpy(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("correction", "window"), [(True, None), (False, 3)])
 def test_warmup(strategy, correction, window):
     def optimizer():

@@ -140,6 +140,7 @@ def test_in_fit(optimizer, monkeypatch):
     assert row.calls > 0
 
 
+@pytest.mark.slow
 def test_it_stays_exact_where_nothing_is_within_the_bound(monkeypatch):
     with eager_to_change(monkeypatch):
         method = {"kernel": Adaptive(0.01, ("int4", "sign"))}

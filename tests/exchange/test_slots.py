@@ -227,6 +227,7 @@ def test_buckets_of_another_size_restore_it(kind, saved):
     assert_same(residuals(model), saved.residuals)
 
 
+@pytest.mark.slow
 def test_another_rank_begins_anew(saved, kind, caplog):
     """Whether the model has been traced or not, and goes on."""
     if kind == "int4":
@@ -261,7 +262,7 @@ def saved_of_memory(model, path):
         return sorted(f"{slot['name']} {slot['owner']}" for slot in index)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("wire", "arguments", "expected"),
     [
@@ -322,6 +323,7 @@ class KeepsCommon(Method):
         return [load.all_reduce(g, what=str(i)) for i, g in enumerate(load.gradients)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("trained", [False, True])
 def test_state_may_have_any_name(tmp_path, trained):
     """A file gives state named "common" back to each replica."""

@@ -82,6 +82,7 @@ def test_training_uses_the_policy():
     assert "int8" in told and "fp32" in told
 
 
+@pytest.mark.slow
 def test_wires_are_chosen_again_while_a_model_trains():
     strategy = ScaleStrategy("ring", wire="int4", devices=["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -130,6 +130,7 @@ def test_a_loop_is_computed_again():
     assert any("While" in plan.step.ops[op].kind for one in plan.again for op in one.ops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.full)]
 )

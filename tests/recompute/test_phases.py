@@ -31,7 +31,7 @@ def test_gans_train_the_same(name, replicas):
     assert len(plan.phases) == {"gan": 2, "wgan-gp": 3}[name]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [8, pytest.param(7, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "kind",
@@ -42,6 +42,7 @@ def test_more_orders_of_gans(kind, batch):
     assert_same_training(kind, RandomOrder(seed=2), batch=batch, steps_per_execution=2)
 
 
+@pytest.mark.slow
 def test_one_backward_pass_for_two_optimizers():
     """The gradients that the second optimizer gets belong to the same phase."""
     plan = assert_same_training(phases.Together, RandomOrder(seed=0))

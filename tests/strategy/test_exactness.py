@@ -28,7 +28,7 @@ def trained(request):
     return trained_once(request, "exact.py", BY_NAME, (*LAYOUTS, "none"))
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize(("layout", "case"), params(rows(), aspects, cost))
 def test_replicas_train_as_one_device(trained, layout, case, record_property):
     (expected,) = trained("none", "1x1")[case]

@@ -46,7 +46,7 @@ def program(request):
     return x, build
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_all_that_keras_does_with_one_row_equals_one_device(program):
     x, build = program
     how = {"batch_size": BATCH, "verbose": 0}

@@ -204,7 +204,7 @@ def loop(strategy, how):
     return model.get_weights()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("how", ["function", "microbatches", "function of a replica", "eager"])
 def test_loops_of_users_measure_shares(restless, how):
     expected = loop(tf.distribute.get_strategy(), how)

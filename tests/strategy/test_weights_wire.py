@@ -215,6 +215,7 @@ def test_half_as_many_bytes_gather_the_weights():
 # -------------------------------------------------------------------------- several optimizers
 
 
+@pytest.mark.slow
 def test_a_model_is_compiled_again():
     model = fit(made(strategy(2), Adam))
     exact = model.layers[1].kernel.numpy()
@@ -226,6 +227,7 @@ def test_a_model_is_compiled_again():
     assert_copies_are_rounded(model)
 
 
+@pytest.mark.slow
 def test_two_optimizers_that_share_a_weight_out_differently_are_refused():
     model = fit(made(strategy(2), Adam))
     first = model.optimizer
