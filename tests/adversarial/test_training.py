@@ -40,7 +40,11 @@ def norm_and_dropout():
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"run_eagerly": True}, pytest.param({"jit_compile": True}, marks=FULL)],
+    [
+        {},
+        pytest.param({"run_eagerly": True}, marks=pytest.mark.slow),
+        pytest.param({"jit_compile": True}, marks=FULL),
+    ],
     ids=["graph", "eager", "xla"],
 )
 def test_each_batch_is_moved_and_nothing_else_changes(how):

@@ -69,6 +69,7 @@ def test_the_training_is_the_same_to_the_bit(how, every):
     assert [one["step"] for one in measured.measured] == steps
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_hessian():
     x, y = numbers()
     model = noisy()

@@ -49,6 +49,7 @@ def test_all_replicas_have_the_rate(strategy):
     assert {float(copy) for copy in copies} == {float(HILL.in_steps(STEPS)(STEPS - 1))}
 
 
+@pytest.mark.slow
 def test_the_schedule_alone(strategy):
     def optimizer():
         return momentum(HILL.in_steps(STEPS))
@@ -67,6 +68,7 @@ def test_the_global_batch_is_known_from_the_replicas(strategy):
     assert list(seen.rates.values()) == pytest.approx([0.2] * STEPS)
 
 
+@pytest.mark.slow
 def test_resuming(strategy, tmp_path):
     class StopBefore(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

@@ -95,6 +95,7 @@ def test_nothing_is_lost_when_methods_change(monkeypatch):
                 assert not any(rest.any() for rest in rests)
 
 
+@pytest.mark.slow
 def test_errors_are_as_they_are_defined(monkeypatch):
     with scripted(monkeypatch, [2]):
         trial = Trial(Adaptive(1.0, ("int8", "int4")), SHAPES, 3)

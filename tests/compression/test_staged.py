@@ -88,6 +88,7 @@ def test_nothing_is_lost_between_stages(method):
     assert len(methods) == (3 if isinstance(method.then, Staged) else 2)
 
 
+@pytest.mark.slow
 def test_a_stage_is_as_its_method_alone():
     staged = Training(Staged("fp32", TopK(0.1, momentum=0.5), when=2), SHAPES)
     alone = Training(TopK(0.1, momentum=0.5), SHAPES)

@@ -36,7 +36,7 @@ def by(kind, replicas=2, **arguments):
     return on(replicas, kind, **arguments)
 
 
-@pytest.fixture(scope="module", params=["int4", "methods"])
+@pytest.fixture(scope="module", params=[pytest.param("int4", marks=pytest.mark.slow), "methods"])
 def kind(request):
     return request.param
 

@@ -121,6 +121,7 @@ def test_a_user_can_turn_all_pools_off():
     assert "TF_CPU_ALLOCATOR_USE_BFC=false says so" in words
 
 
+@pytest.mark.slow
 def test_a_tensor_before_the_strategy_is_too_early():
     number, words = faults(late=True)
     assert number > 150_000

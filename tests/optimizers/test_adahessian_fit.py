@@ -76,6 +76,7 @@ def test_every_way_to_run_a_step_gives_the_same(way, each):
     np.testing.assert_allclose(found, plain(update_each=each), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_second_pass_is_not_run_in_other_steps():
     """Counted by a layer, where its gradient is differentiated."""
     count = tf.Variable(0, trainable=False)
@@ -259,8 +260,7 @@ def test_two_replicas_are_one_device(strategy, each):
     np.testing.assert_allclose(fit(model), plain(update_each=each), rtol=0, atol=1e-5)
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["scale", pytest.param("mirrored", marks=pytest.mark.slow)])
 def test_two_replicas_with_a_scaled_loss_are_one_device(strategy):
     with STRATEGIES[strategy]().scope():
         model = model_of(keras.optimizers.LossScaleOptimizer(AdaHessian()))

@@ -41,6 +41,7 @@ def chosen(policy):
     }
 
 
+@pytest.mark.slow
 def test_more_bits_travel_where_the_loss_bends_more(study):
     policy = quantize.wires(study, budget="35%")
     found = chosen(policy)

@@ -129,6 +129,7 @@ def test_two_replicas(kind):
     assert {k: v.tobytes() for k, v in plain.items()} == {k: v.tobytes() for k, v in ours.items()}
 
 
+@pytest.mark.slow
 def test_own_train_steps():
     def build():
         model = models.residual()

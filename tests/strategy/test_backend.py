@@ -59,9 +59,10 @@ def test_workers_end_without_a_word():
         assert "ignored in" not in output
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("way", ["kill", "raise", "stop"])
+@pytest.mark.parametrize(
+    "way", ["kill", *(pytest.param(way, marks=pytest.mark.slow) for way in ("raise", "stop"))]
+)
 def test_workers_hear_who_has_failed(way):
     deadline = 10 if way == "stop" else PATIENCE
     outputs = run(way, 1, workers=3, deadline=deadline, BACKEND=TENSORFLOW)

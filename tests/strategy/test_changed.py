@@ -220,6 +220,7 @@ def test_a_step_may_sum_gradients_by_itself():
     np.testing.assert_allclose(found, 2 * np.asarray(expected), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_norm_in_the_logs_is_that_of_the_whole_batch():
     expected, found = (
         trained(None, each, returns_norms=True, kind=Noting) for each in (None, replicas(3))

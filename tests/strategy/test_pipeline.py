@@ -468,6 +468,7 @@ def test_two_ranks_hold_the_stages_that_they_run_in_opposite_directions():
             np.testing.assert_array_equal(parts[rank], parts[3 - rank], err_msg=variable.path)
 
 
+@pytest.mark.slow
 def test_a_strategy_does_not_keep_its_models_alive():
     model = after_two_steps(pipelined(2))
     kept = {"model": weakref.ref(model), "weight": weakref.ref(model.trainable_variables[0])}

@@ -148,7 +148,7 @@ def restless(monkeypatch):
     make_restless(monkeypatch.setattr)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [[3, 1], "auto"])
 def test_replicas_with_late_sums_may_have_shares(restless, shares):
     """Gradients are weighted by rows, so shares do not change them."""

@@ -142,6 +142,7 @@ def test_averages_are_swapped_in_and_out():
     assert_near(trained(strategy(3)), trained(None))
 
 
+@pytest.mark.slow
 def test_weights_that_bfloat16_represents_arrive_as_they_are():
     """Weights, gradients and rates are few binary digits, so nothing is rounded."""
     x = np.sign(DRAW.standard_normal((16, 64))).astype("f4")
