@@ -369,6 +369,7 @@ def test_steps_are_not_known_before():
         growing().steps(100)
 
 
+@pytest.mark.slow
 def test_examples_in_docstrings():
     x, y = numbers()
     names = {"tfscale": tfscale, "model": compiled(momentum(0.01)), "x": x, "y": y}

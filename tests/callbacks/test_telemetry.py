@@ -189,6 +189,7 @@ def test_bytes_are_what_the_engine_counted_and_the_schedule_says(tmp_path, wire)
     assert end["sent_in_all"] >= end["sent"]
 
 
+@pytest.mark.slow
 def test_int8_saves_three_quarters(tmp_path, int8):
     trained(int8, Telemetry(tmp_path / "run.jsonl"))
     (row,) = [line for line in lines(tmp_path / "run.jsonl", "choice") if line["wire"] == "int8"]
@@ -302,7 +303,7 @@ def test_what_was_read_is_not_read_again(int8, monkeypatch):
     assert sum(asked) <= calls() - before
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_recomputation_goes_with_it(tmp_path, int8, first):
     weights = []
@@ -322,6 +323,7 @@ def test_recomputation_goes_with_it(tmp_path, int8, first):
 # -------------------------------------------------------------------- errors
 
 
+@pytest.mark.slow
 def test_the_error_with_feedback_is_the_residuals(tmp_path):
     """Weights and data stay, so that the gradient is known."""
     strategy = on_two("sign")
@@ -359,6 +361,7 @@ def test_the_error_without_feedback_is_its_bound(tmp_path, wire, least, most):
     assert "<= 0.0" in telemetry.summary()
 
 
+@pytest.mark.slow
 def test_errors_are_asked_for_while_a_fit_lasts(int8):
     telemetry = Telemetry()
     model = trained(int8, telemetry)
@@ -399,6 +402,7 @@ def test_weights_are_the_same_with_and_without(wire):
 # ------------------------------------------------------------------- choices
 
 
+@pytest.mark.slow
 def test_choices_and_switches(tmp_path):
     file = tmp_path / "links.json"
     Chooser(Link(1e-6, 1e-9), 1e-10, 2).dump(file)
@@ -555,6 +559,7 @@ def test_another_profile_is_under_way(tmp_path, caplog, int8):
     assert {event["ph"] for event in events} == {"M", "b", "e"}
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_take_it(int8):
     telemetry = Telemetry()
     model = trained(int8, telemetry)

@@ -207,6 +207,7 @@ def test_an_epoch_resumed_is_bit_for_bit_an_epoch_never_left(tmp_path):
     assert bits(resumed) == bits(whole)
 
 
+@pytest.mark.slow
 def test_model_checkpoint(tmp_path):
     """A whole model, loaded and trained on."""
     path, whole = tmp_path / "model.keras", compiled(momentum())

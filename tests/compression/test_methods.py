@@ -95,7 +95,7 @@ def largest(x, fraction):
     return np.argsort(-np.abs(x.ravel()), kind="stable")[:count]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @grid("fraction, momentum, replicas", [0.02, 0.3, 1.0], [0.0, 0.5], [2, 3])
 def test_top_k(fraction, momentum, replicas):
     trial = Trial(TopK(fraction, momentum=momentum), SHAPES, replicas)
@@ -236,7 +236,7 @@ def test_the_algorithm_does_not_matter(algorithm, method):
         assert_close(found, Trial(method, SHAPES, 4).sums(given))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @grid("bad, method", [np.nan, np.inf, -np.inf], WITH_FEEDBACK + WITHOUT, aspects=singles)
 def test_what_is_not_finite_arrives_and_leaves_no_trace(bad, method):
     """The sums tell it, and the next steps are as if there had been none such."""

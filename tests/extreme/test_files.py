@@ -106,7 +106,7 @@ def test_weights_of_another_model_are_refused(folder):
         MACH.load(folder[1], other)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [False, True])
 def test_classes_that_come_later_stay_in_their_folder(named, tmp_path):
     """Models that saw none of the new classes are valid; a MACH of another size is not."""

@@ -393,7 +393,7 @@ def test_several_labels():
     assert made.evaluate(X, padded, k=2).keys() == {"precision@2", "recall@2"}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_trunk", [False, True])
 def test_metrics_of_several_labels_see_rows_of_zeros_and_ones(shared_trunk):
     made = mach(multilabel=True, repetitions=2, shared_trunk=shared_trunk, compiled=False)

@@ -140,7 +140,7 @@ PLAIN = [dense, conv, lstm, embedding]
 NORMALIZED = [batch_norm, attention, group_norm]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("net", PLAIN + NORMALIZED)
 def test_it_is_z_times_hessian_times_z(net):
     problem = Problem(net)

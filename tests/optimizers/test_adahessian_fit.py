@@ -68,7 +68,7 @@ WAYS = {
 }
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("way", "each"), [*((way, 3) for way in WAYS), ("dynamic", 1)])
 def test_every_way_to_run_a_step_gives_the_same(way, each):
     make, how = WAYS[way]
@@ -297,7 +297,7 @@ def test_a_model_of_another_optimizer_has_to_be_followed():
     assert model.optimizer.iterations.numpy() == ROWS // BATCH
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layer",
     [

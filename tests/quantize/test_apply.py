@@ -166,6 +166,7 @@ def test_models_inside_models_are_quantized(model):
 # ---------------------------------------------------------------------- training
 
 
+@pytest.mark.slow
 def test_training_wins_back_what_rounding_lost(model):
     x, y = images()
     small = quantize.apply(model, kernels(model, 3), x, ranges="minmax")

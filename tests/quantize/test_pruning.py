@@ -195,6 +195,7 @@ def test_the_smaller_model_gives_the_answers_of_the_masked_one(build, tmp_path):
     assert sizes[0] < sizes[1]
 
 
+@pytest.mark.slow
 def test_layers_of_one_sum_lose_the_same_channels():
     model = compiled(settled(downsampling))
     train(model, quantize.Prune(0.5, end=3, every=1, channels=True))

@@ -51,6 +51,7 @@ def stock():
     return train("stock", "1x2", STOCK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "case"), [("none", case) for case in STOCK])
 def test_the_check_tells_strategies_apart(trained, stock, layout, case):
     (expected,), found = trained(layout, "1x1")[case], stock[case]

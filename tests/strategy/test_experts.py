@@ -162,7 +162,7 @@ def test_layers_with_lora_train_beside_experts():
     assert_near(trained(made(shared(), adapted), epochs=1), expected, 1e-6)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "program"),
     [("slices", "capped"), ("stages", "perceptron"), ("TensorFlow", "twice")],

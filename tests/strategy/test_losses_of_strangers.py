@@ -308,7 +308,7 @@ def in_steps(shape):
     return {"steps": 100 * steps, "all steps": all_steps, "of each row": 100 * others}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("divisor", ["steps", "all steps", "of each row"])
 def test_a_sum_by_sizes_of_the_batch(divisor, caplog):
     def loss_of(model, y, p):
@@ -565,7 +565,7 @@ def test_a_loss_function_that_gives_one_number(caplog):
     assert "one number" not in caplog.text
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train_step", "my_step"])
 def test_a_step_that_is_assigned(name):
     """Keras calls whatever ``model.train_step`` is."""
@@ -711,6 +711,7 @@ def test_whole_numbers_of_a_batch_are_counted_once():
 # ----------------------------------------------------------------------- data
 
 
+@pytest.mark.slow
 def test_two_batches_of_other_sizes():
     """A step gets 3 labelled and 8 unlabelled rows, as in semi-supervised training."""
     few = tf.data.Dataset.from_tensor_slices((X[:15], Y[:15])).batch(3)

@@ -155,6 +155,7 @@ def test_the_same_eagerly(compute):
     check_twins(build, trained, own_losses="mean")
 
 
+@pytest.mark.slow
 def test_what_a_step_returns_is_of_the_whole_batch():
     check_twins(maker(mean), fit, own_losses="mean")
 
@@ -216,6 +217,7 @@ def test_a_metric_of_compute_loss_is_the_whole_batchs():
     check_twins(build, fit)
 
 
+@pytest.mark.slow
 def test_an_own_compute_loss_is_a_mean():
     class Huber(keras.Model):
         def __init__(self):

@@ -215,8 +215,7 @@ def assert_steps_are_those_of_one_device(program, devices=2, rate=0.05, loss=Non
     assert_near(result(grid({"up": "columns", "down": "rows"}, devices)), result(None))
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_step_of_a_users_own(devices):
     assert_steps_are_those_of_one_device(OwnStep, devices)
 

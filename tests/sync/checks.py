@@ -36,13 +36,13 @@ from tfscale.compression.method import RESIDUAL
 EXACT = {"rtol": 0, "atol": 1e-6}
 
 
-def sample(cases, seldom, quick=None):
-    """All cases; some only in full runs, and of the others those slow that are not ``quick``."""
+def sample(cases, seldom, others=None, quick=()):
+    """All cases: ``seldom`` in full runs only, and with a mark ``others`` what is not ``quick``."""
 
     def marks(case):
         if case in seldom:
             return [pytest.mark.full]
-        return [pytest.mark.slow] if quick and case not in quick else []
+        return [others] if others and case not in quick else []
 
     return [pytest.param(case, marks=marks(case)) for case in cases]
 

@@ -29,7 +29,7 @@ def make(devices, sync, **settings):
     return ScaleStrategy("ring", devices=names, sync=sync, **settings)
 
 
-@pytest.mark.parametrize("case", sample(ALONE, SELDOM | PROCESSES - BOTH, QUICK))
+@pytest.mark.parametrize("case", sample(ALONE, SELDOM | PROCESSES - BOTH, pytest.mark.slow, QUICK))
 def test_two_devices(case, tmp_path):
     keras.utils.set_random_seed(1)
     CHECKS[case](functools.partial(make, 2), tmp_path)
