@@ -40,7 +40,11 @@ def norm_and_dropout():
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"run_eagerly": True}, pytest.param({"jit_compile": True}, marks=FULL)],
+    [
+        {},
+        pytest.param({"run_eagerly": True}, marks=pytest.mark.slow),
+        pytest.param({"jit_compile": True}, marks=FULL),
+    ],
     ids=["graph", "eager", "xla"],
 )
 def test_each_batch_is_moved_and_nothing_else_changes(how):
@@ -52,6 +56,7 @@ def test_each_batch_is_moved_and_nothing_else_changes(how):
     assert difference(model, by_hand(dense(*norm_and_dropout(), **how), 1e-9)) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_share_of_0_is_plain_training_to_the_bit():
     model, plain = dense(*norm_and_dropout()), dense(*norm_and_dropout())
     fit(model, Adversarial(PGD(0.1), share=0))
@@ -139,6 +144,7 @@ def test_a_resumed_training_goes_on(tmp_path):
     assert difference(resumed, whole) == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_built_and_one_that_was_saved(tmp_path):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
@@ -293,12 +299,14 @@ def test_two_replicas_train_as_one_device(strategy, kind):
         np.testing.assert_allclose(mine, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_half_precision_trains():
     model = half()
     loss = fit(model, Adversarial(FGSM(0.1)), epochs=5).history["loss"]
     assert loss[-1] < loss[0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 60)
 def test_two_processes_train_as_one_device():
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

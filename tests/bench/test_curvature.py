@@ -7,6 +7,7 @@ import pytest
 from tfscale.tools.bench import curvature
 
 
+@pytest.mark.slow
 def test_it_measures_sharpness_and_growth(monkeypatch, tmp_path, capsys):
     pytest.importorskip("sklearn")
     monkeypatch.setattr(curvature, "LEARNT", 2.0)

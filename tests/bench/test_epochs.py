@@ -1,8 +1,11 @@
 """``tfscale bench epochs``, in a process of its own: it makes its devices."""
 
+import pytest
+
 from tests import warm
 
 
+@pytest.mark.slow
 def test_it_compares_strategies():
     code = (
         "from tfscale.tools.bench import epochs; epochs.main(['--devices', '2', '--rounds', '1'])"

@@ -101,6 +101,7 @@ def test_bad_words_are_refused_with_the_good_ones(
     assert told in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_shows_its_last_words(tmp_path: Path) -> None:
     nobody = FitContestant("one", "nobody", "none", "no such model")
     with pytest.raises(WorkerFailed, match="no such model"):

@@ -62,6 +62,7 @@ def test_each_training_begins_anew():
     assert loss(0) == pytest.approx(first, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_small_run(tmp_path, capsys):
     words = ["--optimizers", ",".join(NAMES), "--batches", FULL, "--seeds", "2", "--epochs", "1"]
     assert learning.main([*words, "--warmup", "1", "--json", str(tmp_path / "runs.json")]) == 0

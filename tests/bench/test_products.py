@@ -5,6 +5,7 @@ import pytest
 from tfscale.tools.bench import products
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part",
     ["cost", *(pytest.param(part, marks=pytest.mark.full) for part in ("memory", "processes"))],

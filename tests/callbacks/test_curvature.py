@@ -48,6 +48,7 @@ def state(model):
 # ------------------------------------------------------------------ measuring
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how, every",
     [
@@ -68,6 +69,7 @@ def test_the_training_is_the_same_to_the_bit(how, every):
     assert [one["step"] for one in measured.measured] == steps
 
 
+@pytest.mark.slow
 def test_the_numbers_are_those_of_the_hessian():
     x, y = numbers()
     model = noisy()
@@ -315,6 +317,7 @@ def test_batches_do_not_grow_by_a_loss_that_is_not_finite():
         grow(diverged(), growing())
 
 
+@pytest.mark.slow
 def test_another_rate_is_noticed():
     halve = keras.callbacks.LearningRateScheduler(lambda epoch: 0.01 / (1 + epoch))
     with pytest.raises(RuntimeError, match="has left the learning rate at 0.01, and now it is"):
@@ -366,6 +369,7 @@ def test_steps_are_not_known_before():
         growing().steps(100)
 
 
+@pytest.mark.slow
 def test_examples_in_docstrings():
     x, y = numbers()
     names = {"tfscale": tfscale, "model": compiled(momentum(0.01)), "x": x, "y": y}

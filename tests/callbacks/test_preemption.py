@@ -108,6 +108,7 @@ def test_two_devices_of_one_host(tmp_path, spared):
     assert not spared
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
 def test_a_signal_in_the_last_step_of_an_epoch_trains_none_twice(
     tmp_path, uninterrupted, spared, steps_per_execution
@@ -147,6 +148,7 @@ def test_a_signal_after_the_last_step_is_not_lost(tmp_path, uninterrupted, spare
     assert_same(found, uninterrupted)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("save_freq", ["epoch", 10**6])
 def test_the_end_of_an_epoch_is_looked_at(tmp_path, uninterrupted, save_freq, spared):
     assert train(None, tmp_path, Signal(), check_every=10**6, save_freq=save_freq) is None
@@ -201,6 +203,7 @@ assert sigterm.heard
 """
 
 
+@pytest.mark.slow
 def test_the_signal_may_come_while_other_threads_run():
     done = subprocess.run([sys.executable, "-c", MANY_SIGNALS], timeout=PATIENCE, check=False)
     assert done.returncode == 0
@@ -249,6 +252,7 @@ def test_the_signal_may_come_while_the_main_thread_cannot_take_it(tmp_path, spar
     assert not spared
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("where", [in_a_thread, lambda body: body()], ids=["thread", "main"])
 def test_a_training_within_another_leaves_it_the_signal(tmp_path, spared, where):
     class Probe(keras.callbacks.Callback):
@@ -262,6 +266,7 @@ def test_a_training_within_another_leaves_it_the_signal(tmp_path, spared, where)
     assert not spared
 
 
+@pytest.mark.slow
 def test_a_training_after_one_that_raised_gives_the_signal_back(tmp_path, spared):
     with pytest.raises(KeyError):
         train(None, tmp_path / "failed", Fails(told=False))
@@ -287,6 +292,7 @@ def failed_within(folder):
     return train(None, folder / "whole", Probe(), Signal(step=2), check_every=1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("run", [failed_before, failed_within])
 def test_a_signal_that_was_heeded_is_not_sent_again(tmp_path, spared, run):
     assert run(tmp_path) is None

@@ -189,6 +189,7 @@ def test_bytes_are_what_the_engine_counted_and_the_schedule_says(tmp_path, wire)
     assert end["sent_in_all"] >= end["sent"]
 
 
+@pytest.mark.slow
 def test_int8_saves_three_quarters(tmp_path, int8):
     trained(int8, Telemetry(tmp_path / "run.jsonl"))
     (row,) = [line for line in lines(tmp_path / "run.jsonl", "choice") if line["wire"] == "int8"]
@@ -206,6 +207,7 @@ def test_validation_belongs_to_no_step(tmp_path, int8):
     assert lines(tmp_path / "more.jsonl", "end")[0]["sent_in_all"] > added(more, "sent")
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_travel_at_the_end_of_their_window(tmp_path, int8):
     def optimizer():
         return keras.optimizers.SGD(0.001, gradient_accumulation_steps=2)
@@ -244,6 +246,7 @@ def test_times_are_within_each_other(tmp_path, int8):
         assert 0 < line["exposed"] <= line["communication"] <= line["seconds"]
 
 
+@pytest.mark.slow
 def test_without_a_baseline_efficiency_is_what_is_not_exposed(tmp_path, int8):
     telemetry = Telemetry(tmp_path / "run.jsonl")
     trained(int8, telemetry)
@@ -269,6 +272,7 @@ def test_what_the_engine_has_forgotten_is_not_made_up(tmp_path, int8, monkeypatc
     assert end["sent"] == sum(value or 0 for value in sent) < end["sent_in_all"]
 
 
+@pytest.mark.slow
 def test_it_reads_no_more_than_its_share_of_the_time_allows(int8, monkeypatch):
     readings = []
     read = Telemetry._read
@@ -299,6 +303,7 @@ def test_what_was_read_is_not_read_again(int8, monkeypatch):
     assert sum(asked) <= calls() - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [True, False])
 def test_recomputation_goes_with_it(tmp_path, int8, first):
     weights = []
@@ -318,6 +323,7 @@ def test_recomputation_goes_with_it(tmp_path, int8, first):
 # -------------------------------------------------------------------- errors
 
 
+@pytest.mark.slow
 def test_the_error_with_feedback_is_the_residuals(tmp_path):
     """Weights and data stay, so that the gradient is known."""
     strategy = on_two("sign")
@@ -355,6 +361,7 @@ def test_the_error_without_feedback_is_its_bound(tmp_path, wire, least, most):
     assert "<= 0.0" in telemetry.summary()
 
 
+@pytest.mark.slow
 def test_errors_are_asked_for_while_a_fit_lasts(int8):
     telemetry = Telemetry()
     model = trained(int8, telemetry)
@@ -367,6 +374,7 @@ def test_errors_are_asked_for_while_a_fit_lasts(int8):
     assert telemetry._samples.distortions() != before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("wire, errors", [("fp32", True), ("int8", False)])
 def test_otherwise_a_step_is_the_same_graph(wire, errors):
     strategy = on_two(wire)
@@ -394,6 +402,7 @@ def test_weights_are_the_same_with_and_without(wire):
 # ------------------------------------------------------------------- choices
 
 
+@pytest.mark.slow
 def test_choices_and_switches(tmp_path):
     file = tmp_path / "links.json"
     Chooser(Link(1e-6, 1e-9), 1e-10, 2).dump(file)
@@ -524,6 +533,7 @@ def test_a_timeline_of_one_device(tmp_path):
     assert {event["ph"] for event in events} == {"M", "X"}
 
 
+@pytest.mark.slow
 def test_a_fit_that_ends_within_the_timeline(tmp_path, int8):
     trained(int8, Telemetry(timeline=tmp_path / "trace.json", profile=(3, 100)))
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -536,6 +546,7 @@ def test_a_fit_that_ends_before_the_timeline(tmp_path, caplog):
     assert not (tmp_path / "trace.json").exists()
 
 
+@pytest.mark.slow
 def test_another_profile_is_under_way(tmp_path, caplog, int8):
     tf.profiler.experimental.start(str(tmp_path / "other"))
     try:
@@ -548,6 +559,7 @@ def test_another_profile_is_under_way(tmp_path, caplog, int8):
     assert {event["ph"] for event in events} == {"M", "b", "e"}
 
 
+@pytest.mark.slow
 def test_evaluate_and_predict_take_it(int8):
     telemetry = Telemetry()
     model = trained(int8, telemetry)

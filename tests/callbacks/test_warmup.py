@@ -27,7 +27,7 @@ COMPILED = float(np.float32(RATE))  # as an optimizer's variable holds it
 # ---- one definition, both ways
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("optimizer", "how"),
     [
@@ -62,6 +62,7 @@ def test_each_step_has_its_own_rate():
     np.testing.assert_allclose(moved, CLOSED(tf.range(4 * STEPS)), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_schedule_of_keras_serves_too():
     keras_own = keras.optimizers.schedules.CosineDecay(
         0.0, decay_steps=20, warmup_target=RATE, warmup_steps=5
@@ -168,6 +169,7 @@ class StopAfter(keras.callbacks.Callback):
             raise InterruptedError
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("form", "warmup_first"), [({"schedule": HILL}, True), ({"epochs": 2.5}, False)]
 )
@@ -205,6 +207,7 @@ def test_an_epoch_resumed_is_bit_for_bit_an_epoch_never_left(tmp_path):
     assert bits(resumed) == bits(whole)
 
 
+@pytest.mark.slow
 def test_model_checkpoint(tmp_path):
     """A whole model, loaded and trained on."""
     path, whole = tmp_path / "model.keras", compiled(momentum())

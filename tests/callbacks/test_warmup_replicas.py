@@ -29,6 +29,7 @@ def assert_same(model, alone):
         np.testing.assert_allclose(mine.numpy(), expected.numpy(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("correction", "window"), [(True, None), (False, 3)])
 def test_warmup(strategy, correction, window):
     def optimizer():
@@ -48,6 +49,7 @@ def test_all_replicas_have_the_rate(strategy):
     assert {float(copy) for copy in copies} == {float(HILL.in_steps(STEPS)(STEPS - 1))}
 
 
+@pytest.mark.slow
 def test_the_schedule_alone(strategy):
     def optimizer():
         return momentum(HILL.in_steps(STEPS))
@@ -66,6 +68,7 @@ def test_the_global_batch_is_known_from_the_replicas(strategy):
     assert list(seen.rates.values()) == pytest.approx([0.2] * STEPS)
 
 
+@pytest.mark.slow
 def test_resuming(strategy, tmp_path):
     class StopBefore(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):

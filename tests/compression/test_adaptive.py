@@ -95,6 +95,7 @@ def test_nothing_is_lost_when_methods_change(monkeypatch):
                 assert not any(rest.any() for rest in rests)
 
 
+@pytest.mark.slow
 def test_errors_are_as_they_are_defined(monkeypatch):
     with scripted(monkeypatch, [2]):
         trial = Trial(Adaptive(1.0, ("int8", "int4")), SHAPES, 3)
@@ -140,6 +141,7 @@ def test_in_fit(optimizer, monkeypatch):
     assert row.calls > 0
 
 
+@pytest.mark.slow
 def test_it_stays_exact_where_nothing_is_within_the_bound(monkeypatch):
     with eager_to_change(monkeypatch):
         method = {"kernel": Adaptive(0.01, ("int4", "sign"))}

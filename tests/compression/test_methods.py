@@ -64,6 +64,7 @@ def powersgd(given, factors, rests):
     return found
 
 
+@pytest.mark.one_in(2)
 @grid("rank, feedback, replicas", [1, 3], [True, False], [2, 3])
 def test_powersgd_is_the_papers(rank, feedback, replicas):
     """Each step, from what the steps before have left."""
@@ -94,6 +95,7 @@ def largest(x, fraction):
     return np.argsort(-np.abs(x.ravel()), kind="stable")[:count]
 
 
+@pytest.mark.one_in(6)
 @grid("fraction, momentum, replicas", [0.02, 0.3, 1.0], [0.0, 0.5], [2, 3])
 def test_top_k(fraction, momentum, replicas):
     trial = Trial(TopK(fraction, momentum=momentum), SHAPES, replicas)
@@ -143,6 +145,7 @@ def test_prices_of_measured_links_are_seconds():
     assert central == Price(3 * 16000, "bytes")
 
 
+@pytest.mark.one_in(2)
 @grid(
     "fraction, momentum, feedback, replicas",
     [0.05, 0.8],
@@ -205,7 +208,7 @@ def test_random_k_without_feedback_is_right_on_average():
     assert np.sqrt(np.mean(((mean - exact) / deviation) ** 2)) < 1.2
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "method",
     [m if i % 2 else pytest.param(m, marks=FULL) for i, m in enumerate(WITH_FEEDBACK)],
@@ -233,7 +236,7 @@ def test_the_algorithm_does_not_matter(algorithm, method):
         assert_close(found, Trial(method, SHAPES, 4).sums(given))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 @grid("bad, method", [np.nan, np.inf, -np.inf], WITH_FEEDBACK + WITHOUT, aspects=singles)
 def test_what_is_not_finite_arrives_and_leaves_no_trace(bad, method):
     """The sums tell it, and the next steps are as if there had been none such."""
@@ -254,6 +257,7 @@ def test_what_is_not_finite_arrives_and_leaves_no_trace(bad, method):
             np.testing.assert_array_equal(one, same)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("size", [1e-30, 1e30])
 def test_the_size_of_gradients_does_not_matter(size):
     """Loss scaling makes them large, and the end of a training small."""
@@ -266,6 +270,7 @@ def test_the_size_of_gradients_does_not_matter(size):
             np.testing.assert_allclose(found[0] / size, usual.sums(given)[0], atol=1e-4)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", WITH_FEEDBACK + WITHOUT, ids=repr)
 def test_zeros_stay_zeros(method):
     trial = Trial(method, [(8, 9), (4, 4)])
@@ -283,6 +288,7 @@ def test_random_k_of_few_numbers_is_right_on_average():
     assert np.abs(mean - 2).max() < 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fraction", [0.05, 0.5])
 def test_residuals_on_ternary_do_not_grow(fraction):
     """Residuals would grow if the gathered numbers were rounded at random."""
@@ -318,6 +324,7 @@ def test_names_of_what_is_kept_fit_into_files():
         Trial(Odd(), [(5, 5)]).sums(gradients([(5, 5)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [TopK(0.1), *(pytest.param(m, marks=FULL) for m in (PowerSGD(1, saves=0), Wire("int4")))],
@@ -415,6 +422,7 @@ def test_refusals_say_what_was_received(wrong, words):
     assert re.search(words, str(refused.value)), refused.value
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "method", [PowerSGD(2, saves=0), TopK(0.1), RandomK(0.2)], ids=lambda m: type(m).__name__
 )
@@ -428,6 +436,7 @@ def test_by_tensorflows_collectives(method):
         assert_close(trial.sums(each), ours.sums(each))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "method",
     [

@@ -54,7 +54,7 @@ class Training(Trial):
         return self.strategy.explain()[0].method
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "method",
     [
@@ -88,6 +88,7 @@ def test_nothing_is_lost_between_stages(method):
     assert len(methods) == (3 if isinstance(method.then, Staged) else 2)
 
 
+@pytest.mark.slow
 def test_a_stage_is_as_its_method_alone():
     staged = Training(Staged("fp32", TopK(0.1, momentum=0.5), when=2), SHAPES)
     alone = Training(TopK(0.1, momentum=0.5), SHAPES)
@@ -128,6 +129,7 @@ def test_full_precision_after_compression_has_nothing_left_to_pay():
     np.testing.assert_array_equal(trial.sums([given])[0], sum(given))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_debt_is_not_paid_by_a_step_that_is_not_finite(bad):
     trial = Training(Staged("int4", "fp32", when=1), [(12, 20)])
@@ -155,6 +157,7 @@ def settles(sizes, over, ratio):
     return None
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("decay", [0.8, 0.99])
 def test_variances_settle_when_the_papers_do(decay):
     over, ratio, steps = 4, 0.8, 30
@@ -173,6 +176,7 @@ def test_variances_settle_when_the_papers_do(decay):
     assert methods == ["fp32"] * at + ["int4 + feedback"] * (steps - at)
 
 
+@pytest.mark.slow
 def test_variances_do_not_settle_before_the_warm_up_is_over():
     trial = Training(Staged("fp32", "int4", when=Settled(0.01, over=1, after=5)), SHAPES)
     methods = []
@@ -247,6 +251,7 @@ def test_full_precision_first_is_full_precision():
     assert bits(first) == bits(exact)
 
 
+@pytest.mark.slow
 def test_in_eager_steps():
     method = Staged("fp32", "sign", when=3)
     graph, _ = fitted(method, sgd)

@@ -37,7 +37,7 @@ def assert_differences(operator, tolerance, step):
     np.testing.assert_allclose(found, expected, 0, tolerance * np.abs(expected).max())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("build", "batch", "training"),
     [
@@ -107,6 +107,7 @@ def test_gauss_newton_and_fisher_have_closed_forms(logistic):
     np.testing.assert_allclose(curvature.Fisher(model, x, y, **make) @ eye, fisher, 0, 1e-12)
 
 
+@pytest.mark.slow
 def test_drawn_targets_have_the_gauss_newton_matrix_as_their_mean(logistic):
     """Rows that differ in nothing that matters still draw each for itself."""
     model, x, y, newton, _ = logistic
@@ -118,6 +119,7 @@ def test_drawn_targets_have_the_gauss_newton_matrix_as_their_mean(logistic):
     np.testing.assert_allclose(again @ np.eye(f.size)[:, :3], found[:, :3], 0, 1e-9)
 
 
+@pytest.mark.slow
 def test_gauss_newton_and_hessian_are_one_for_linear_models(in_double):
     """The model has a penalty on an output, and an output that is computed from another one."""
     inputs = layers.Input([4])
@@ -140,6 +142,7 @@ class WithPenalty(keras.Sequential):
         return 0.5 * super().compute_loss(*given, **named)
 
 
+@pytest.mark.slow
 def test_gauss_newton_has_the_penalties_of_losses_of_ones_own(in_double):
     kernel = layers.Dense(3, kernel_regularizer=keras.regularizers.L2(0.25))
     model = WithPenalty([layers.Input([4]), kernel])
@@ -151,6 +154,7 @@ def test_gauss_newton_has_the_penalties_of_losses_of_ones_own(in_double):
         np.testing.assert_allclose(found, exact, 0, 1e-12)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("by_name", "an_object", "activation"),
     [
@@ -211,6 +215,7 @@ def test_dropout_is_the_same_in_each_pass():
     assert np.abs(off @ v - h @ v).max() > 1e-3
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["arrays", "dataset", "py_dataset"])
 def test_data_of_each_kind_give_the_same(kind):
     model, (x, y, _) = made(nets.weighted)

@@ -83,6 +83,7 @@ def of_rows_by_keras(model, batch):
     return keras.losses.MeanSquaredError(reduction=None)(batch[1], model(batch[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [of_keras, *(pytest.param(f, marks=FULL) for f in (of_tensorflow, of_rows, of_rows_by_keras))],
@@ -118,6 +119,7 @@ def test_a_product_that_is_one_number_is_no_log():
     np.testing.assert_allclose(h @ np.ones(1), [2 * 14 / 3], 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [pytest.param(False, marks=FULL), True])
 def test_products_are_no_steps_of_rounds(training):
     strategy = ScaleStrategy("ring", devices=DEVICES, sync=sync.DiLoCo(2))

@@ -89,6 +89,7 @@ def test_a_process_that_gives_no_answer():
     assert "gave no answer" in probe.look(0.1).error
 
 
+@pytest.mark.slow
 def test_modules_of_the_users_folder_do_not_disturb_the_probe(tmp_path, monkeypatch):
     (tmp_path / "json.py").write_text("raise RuntimeError('mine')")
     monkeypatch.chdir(tmp_path)

@@ -82,6 +82,7 @@ def test_a_machine_that_is_well():
     assert not [name for name in checks if f"`{name}`" not in page]
 
 
+@pytest.mark.slow
 def test_each_wrong_setting_is_named_with_what_to_do():
     limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
     found, checks = report(
@@ -109,6 +110,7 @@ def test_each_wrong_setting_is_named_with_what_to_do():
     )
 
 
+@pytest.mark.slow
 def test_nothing_to_build_with_and_a_broken_cluster(tmp_path):
     found, checks = report(
         PATH=str(tmp_path), XDG_CACHE_HOME=str(tmp_path), TFSCALE_PORTS="http", TF_CONFIG="{"
@@ -146,6 +148,7 @@ def fate(tmp_path, monkeypatch):
     return meet
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_in_the_all_reduce(fate):
     ran = run(**fate("os.kill(os.getpid(), signal.SIGKILL)"))
     assert ran.returncode == 1

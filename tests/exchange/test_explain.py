@@ -127,6 +127,7 @@ def test_long_names_are_not_broken():
     assert max(len(line) for line in lines if path not in line) <= 80
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("gamma", "pays"), [(0.0, True), (1e-8, False)])
 def test_a_wire_that_does_not_pay_is_said(gamma, pays):
     """Compare 8 bits with fp32, which costs nothing but its bytes."""
@@ -251,6 +252,7 @@ def test_what_rows_lose_is_kept_where_they_have_feedback():
 accumulates, full = {"gradient_accumulation_steps": 2}, pytest.mark.full
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "optimizer, rule, replicas, calls",
     [

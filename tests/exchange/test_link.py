@@ -117,6 +117,7 @@ class TestCache:
         assert one == key("worker 0 at 10.0.0.1:333", "worker 1 at 10.0.0.2:444, CPU:0")
         assert one != key("worker 0 at 10.0.0.1:222", "worker 1 at 10.0.0.3:222, CPU:0")
 
+    @pytest.mark.one_in(3)
     @pytest.mark.parametrize(
         ("edit", "why"),
         [

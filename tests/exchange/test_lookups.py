@@ -34,6 +34,7 @@ class PlacesOfEach(Places):
         return x + self.table(ops.arange(0, ops.shape(x)[1]))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("places", "optimizer"),
     [

@@ -63,7 +63,7 @@ def exact(given):
     return total
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("counts", [(3, 5), (0, 4), (120, 130)], ids=["few", "none", "dense"])
 @pytest.mark.parametrize(
     "method, close",
@@ -80,7 +80,7 @@ def test_sums_are_as_close_as_the_wire(method, close, counts):
     assert (np.abs(found - wanted).max() > 1e-5) == (method != Wire())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("counts", [(3, 5), (0, 4), (120, 130)], ids=["few", "none", "dense"])
 @pytest.mark.parametrize(
     "method", [Wire("int4"), Wire("sign"), Wire("ternary"), PowerSGD(1, factors="int8")], ids=str
@@ -117,6 +117,7 @@ def test_what_is_not_finite_arrives_and_leaves_no_trace():
     np.testing.assert_array_equal(table.kept("residual")[0], before)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("devices, accumulate", [(1, None), (2, None), (2, 2)])
 def test_a_model_with_a_table_learns(devices, accumulate):
     """Train a model as in keras.io's text classification: words, their mean, a class."""

@@ -36,7 +36,7 @@ def by(kind, replicas=2, **arguments):
     return on(replicas, kind, **arguments)
 
 
-@pytest.fixture(scope="module", params=["int4", "methods"])
+@pytest.fixture(scope="module", params=[pytest.param("int4", marks=pytest.mark.slow), "methods"])
 def kind(request):
     return request.param
 
@@ -149,6 +149,7 @@ def test_checkpoint_restores_it_into_a_model_that_has_not_trained(two, saved):
     assert bits(model) == saved.bits_later
 
 
+@pytest.mark.slow
 def test_keras_file_restores_it_into_a_model_that_has_not_trained(two, saved, tmp_path):
     with two.scope():
         model = keras.models.load_model(saved.file)
@@ -207,6 +208,7 @@ def test_another_number_of_replicas_shares_it_out(kind, other, saved, tmp_path):
     train(other)
 
 
+@pytest.mark.slow
 def test_another_batch_size_traces_anew_and_keeps_it(two, other, saved):
     """Seven rows are another graph."""
     other.load_weights(saved.weights_file)
@@ -217,6 +219,7 @@ def test_another_batch_size_traces_anew_and_keeps_it(two, other, saved):
     assert np.abs(kept.numpy() - saved.residuals["0"]).max() > 0
 
 
+@pytest.mark.slow
 def test_buckets_of_another_size_restore_it(kind, saved):
     """Residuals belong to variables: here each has a bucket of its own."""
     model = build(by(kind, bucket_bytes=1), seed=2)
@@ -227,6 +230,7 @@ def test_buckets_of_another_size_restore_it(kind, saved):
     assert_same(residuals(model), saved.residuals)
 
 
+@pytest.mark.slow
 def test_another_rank_begins_anew(saved, kind, caplog):
     """Whether the model has been traced or not, and goes on."""
     if kind == "int4":
@@ -261,7 +265,7 @@ def saved_of_memory(model, path):
         return sorted(f"{slot['name']} {slot['owner']}" for slot in index)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("wire", "arguments", "expected"),
     [
@@ -322,7 +326,7 @@ class KeepsCommon(Method):
         return [load.all_reduce(g, what=str(i)) for i, g in enumerate(load.gradients)]
 
 
-@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("trained", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_state_may_have_any_name(tmp_path, trained):
     """A file gives state named "common" back to each replica."""
     model, file = build(on(2, None, method=KeepsCommon())), tmp_path / "saved.weights.h5"

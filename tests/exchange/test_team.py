@@ -108,7 +108,7 @@ WIDE = JOIN_ALWAYS // 4 // HEIGHT  # so that hardly any are joined for their few
 NARROW = 2  # numbers of a row
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize(
     ("rows", "width", "joins"),

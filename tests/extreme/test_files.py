@@ -106,6 +106,7 @@ def test_weights_of_another_model_are_refused(folder):
         MACH.load(folder[1], other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", [False, True])
 def test_classes_that_come_later_stay_in_their_folder(named, tmp_path):
     """Models that saw none of the new classes are valid; a MACH of another size is not."""
@@ -195,6 +196,7 @@ def test_a_mach_may_be_saved_while_it_trains(tmp_path):
     assert np.allclose(loaded.top(X, 5)[0], made.top(X, 5)[0], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_mach_that_was_loaded_goes_on_with_its_optimizers(tmp_path):
     how = {"batch_size": 100, "verbose": 0, "shuffle": False}
     whole = mach(repetitions=1, folder=tmp_path)

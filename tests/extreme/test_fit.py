@@ -87,6 +87,7 @@ def test_names_are_texts_or_the_bytes_that_tensorflow_makes_of_them():
     assert Labels(names, True).ids([[], []]).shape == (2, 0)
 
 
+@pytest.mark.slow
 def test_batches_may_be_empty():
     parts = [slice(0, 100), slice(100, 100), slice(100, 300)]
     kinds = tf.TensorSpec([None, WIDTH]), tf.TensorSpec([None], tf.int64)
@@ -100,6 +101,7 @@ def test_batches_may_be_empty():
     assert made.top(X[:0], 3)[1].shape == (0, 3)
 
 
+@pytest.mark.slow
 def test_a_label_that_is_given_twice_is_one():
     twice = np.stack([Y, Y], 1)
     made = mach(multilabel=True, **ONE)
@@ -155,6 +157,7 @@ def test_sample_weights_and_class_weights_are_one_rule():
     assert all(np.allclose(each, found[0], atol=1e-6) for each in found)
 
 
+@pytest.mark.slow
 def test_weights_are_the_same_rule_for_all_heads_of_one_trunk():
     """A weight of a sample, or of its class, counts in each repetition."""
     weights = {int(c): 0.0 for c in range(0, CLASSES, 2)}
@@ -178,6 +181,7 @@ def test_weights_are_the_same_rule_for_all_heads_of_one_trunk():
     several.fit(X, Y[:, None], sample_weight=of_samples, **QUICK)
 
 
+@pytest.mark.slow
 def test_a_dataset_that_does_not_say_the_shape_of_labels():
     kinds = tf.TensorSpec([None, WIDTH]), tf.TensorSpec(None, tf.int64)
     for column in (Y, Y[:, None]):
@@ -223,12 +227,14 @@ def test_a_step_of_its_own_trains_each_repetition_and_a_shared_trunk():
         mach(build=scored(), repetitions=2, shared_trunk=True).fit(X, Y, **QUICK)
 
 
+@pytest.mark.slow
 def test_a_sequential_model_is_a_shared_trunk():
     made = mach(build=full_build, repetitions=2, shared_trunk=True)
     made.fit(X, Y, **QUICK)
     assert made.top(X[:2], 3)[1].shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_losses_by_name_take_logits():
     """Keras's losses by name would take logits for probabilities."""
     named = {"dense": "sparse_categorical_crossentropy"}
@@ -257,6 +263,7 @@ class Renamed(keras.optimizers.SGD):
         self.own = own
 
 
+@pytest.mark.slow
 def test_functions_make_what_has_no_config():
     made = mach(repetitions=2, compiled=False)
     made.compile(lambda: Renamed(3, learning_rate=0.1), metrics=lambda: ["accuracy"])
@@ -297,6 +304,7 @@ def test_another_estimator_needs_no_training(trained):
         trained.estimator = "meen"
 
 
+@pytest.mark.slow
 def test_graphs_of_several_machs_are_no_retracing(trained, caplog):
     """TensorFlow counted the graphs of all of them together, and warned of the fifth."""
     before = trained.estimator
@@ -318,6 +326,7 @@ def test_one_graph_serves_batches_of_all_lengths():
     assert len(made._ensemble._answers()[2].graphs) == 2
 
 
+@pytest.mark.slow
 def test_more_repetitions_are_better(trained):
     x, y = samples(300, seed=9)
     one = mach(**ONE)
@@ -384,6 +393,7 @@ def test_several_labels():
     assert made.evaluate(X, padded, k=2).keys() == {"precision@2", "recall@2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared_trunk", [False, True])
 def test_metrics_of_several_labels_see_rows_of_zeros_and_ones(shared_trunk):
     made = mach(multilabel=True, repetitions=2, shared_trunk=shared_trunk, compiled=False)
@@ -403,6 +413,7 @@ def test_metrics_of_several_labels_see_rows_of_zeros_and_ones(shared_trunk):
     assert found["positives"] == pytest.approx(expected.mean(), abs=1e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("multilabel", [False, True])
 def test_metrics_by_name_take_logits_and_have_one_name_in_all_models(multilabel):
     loss = "binary_crossentropy" if multilabel else "sparse_categorical_crossentropy"
@@ -434,6 +445,7 @@ def rows_of(buckets):
     return rows[:, :16]
 
 
+@pytest.mark.slow
 def test_several_labels_and_a_shared_trunk():
     made = mach(multilabel=True, shared_trunk=True, estimator="mean")
     two = np.stack([Y, (Y + 1) % CLASSES], 1)
@@ -496,6 +508,7 @@ def full_build(buckets):
     )
 
 
+@pytest.mark.slow
 def test_callbacks_metrics_dropout_and_normalization():
     made, recorded = mach(build=full_build, repetitions=2, compiled=False), Recorded()
     optimizer = keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.02, 100, 0.9))
@@ -512,6 +525,7 @@ def test_callbacks_metrics_dropout_and_normalization():
     assert np.array_equal(scores, made.top(X[:5], 2)[0])  # no dropout
 
 
+@pytest.mark.slow
 def test_mixed_precision():
     before = keras.mixed_precision.dtype_policy()
     keras.mixed_precision.set_dtype_policy("mixed_float16")
@@ -563,6 +577,7 @@ class Ragged(keras.Model):
         return self.last(tf.reduce_mean(self.embedding(x.to_tensor()), 1))
 
 
+@pytest.mark.slow
 def test_rows_of_several_lengths():
     x = tf.ragged.constant([[i % 9] * (1 + i % 4) for i in range(len(Y))])
     made = mach(build=Ragged, **ONE)
@@ -592,6 +607,7 @@ def test_the_saved_model_answers_as_top_does(trained, tmp_path):
     assert none.shape == of_none.shape == (0, 4)
 
 
+@pytest.mark.slow
 def test_the_saved_model_looks_into_the_best_buckets_first(tmp_path):
     """Samples that they prove nothing for, and parts of a batch, answer as ``top`` does."""
     made = mach(classes=20_000, buckets=500, repetitions=2)
@@ -617,6 +633,7 @@ def test_propensities_weigh_rare_labels(trained):
     assert found["psp@1"] == pytest.approx(hits.sum() / (1 / propensity[Y]).sum())
 
 
+@pytest.mark.slow
 def test_validation_can_weigh_rare_labels():
     made, propensity = mach(), propensities(np.bincount(Y, minlength=CLASSES))
     data = (X[:50], Y[:50])

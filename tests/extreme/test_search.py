@@ -55,7 +55,7 @@ def test_the_estimator_is_unbiased_over_the_family():
     assert (abs(np.mean(scores, axis=0) - true) < 3 * error).all()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("candidates", [0, 2, 5, None])
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("peak", [0, 12])
@@ -157,6 +157,7 @@ def test_equal_scores_come_by_class(monkeypatch):
         assert labels.tolist() == [list(range(5))] * 3
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_scores_of_what_is_not_a_number_are_none(estimator, monkeypatch):
     """One sample's outputs are NaN in one repetition: the others have their answers."""

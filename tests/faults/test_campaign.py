@@ -41,7 +41,7 @@ SHORT = {
 CI = {"kill", "measured shares", "stages"}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in CI else pytest.mark.full) for name in SHORT]

@@ -20,7 +20,7 @@ def by_workers(name):
     return not name.startswith("predicts on a batch") and not name.endswith(("graph 3", "eager 1"))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("layout", "case"), rows(SCENES, QUICK, by_workers))
 def test_models_train_as_on_one_device(same_as_one_device, layout, case):
     same_as_one_device(layout, SCENES, case)

@@ -103,6 +103,7 @@ def test_no_other_program_gets_a_workers_port():
     assert "Address already in use" in launched.err
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_at_the_start():
     """The others give up, and nobody is left."""
     status, launched = launch("-n", 2, "starts.py", "hangs")

@@ -470,6 +470,7 @@ def test_what_is_loaded_is_what_was_checked(sources, tmp_path):
         assert subprocess.run(command, capture_output=True, text=True).stdout == "84\n"
 
 
+@pytest.mark.slow
 def test_the_file_that_is_loaded_stays_open():
     """Another library under its name would be taken for it by the dynamic loader."""
     program = (

@@ -117,6 +117,7 @@ def test_a_step_that_fails_does_not_wait_for_what_it_takes():
             failing(tf.ones([SIZE]))
 
 
+@pytest.mark.slow
 def test_thousands_leave_nothing_behind():
     begun, taken = flights(group(2))
     begin, take = begun(wire="int8"), taken(size=50_000, residual=True)

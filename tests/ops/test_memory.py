@@ -107,18 +107,21 @@ def test_tensors_come_from_memory_that_is_kept():
     assert "keeps the memory of tensors, since tfscale has set TF_CPU_ALLOCATOR_USE_BFC" in words
 
 
+@pytest.mark.slow
 def test_a_user_can_turn_the_pool_off():
     number, words = faults(TF_CPU_ALLOCATOR_USE_BFC="0")
     assert number > 150_000
     assert "_BFC=0 says so. To keep memory, unset TF_CPU_ALLOCATOR_USE_BFC" in words
 
 
+@pytest.mark.slow
 def test_a_user_can_turn_all_pools_off():
     number, words = faults(TF_ENABLE_ONEDNN_OPTS="1", **WITHOUT_POOL)
     assert number > 150_000
     assert "TF_CPU_ALLOCATOR_USE_BFC=false says so" in words
 
 
+@pytest.mark.slow
 def test_a_tensor_before_the_strategy_is_too_early():
     number, words = faults(late=True)
     assert number > 150_000

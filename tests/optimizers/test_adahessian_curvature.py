@@ -140,7 +140,7 @@ PLAIN = [dense, conv, lstm, embedding]
 NORMALIZED = [batch_norm, attention, group_norm]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("net", PLAIN + NORMALIZED)
 def test_it_is_z_times_hessian_times_z(net):
     problem = Problem(net)
@@ -160,7 +160,7 @@ def test_eagerly_too(net):
     assert_same(problem.curvature(AdaHessian(), "eager")(0), z * (problem.hessian @ z))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("net", "each"), [(dense, 1), (conv, 2), (embedding, 2), (batch_norm, 1)])
 def test_under_xla_too(net, each):
     problem = Problem(net)

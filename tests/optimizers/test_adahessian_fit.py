@@ -68,7 +68,7 @@ WAYS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("way", "each"), [*((way, 3) for way in WAYS), ("dynamic", 1)])
 def test_every_way_to_run_a_step_gives_the_same(way, each):
     make, how = WAYS[way]
@@ -76,6 +76,7 @@ def test_every_way_to_run_a_step_gives_the_same(way, each):
     np.testing.assert_allclose(found, plain(update_each=each), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_second_pass_is_not_run_in_other_steps():
     """Counted by a layer, where its gradient is differentiated."""
     count = tf.Variable(0, trainable=False)
@@ -106,7 +107,7 @@ def curvatures(optimizer):
     return flat(np.sqrt(v.numpy() / (1 - optimizer.beta_2)) for v in optimizer._velocities)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("scale", [2.0**4, 2.0**15])
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_in_float16_curvature_is_that_of_the_unscaled_loss(scale, eagerly):
@@ -251,7 +252,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("strategy", "each"), [("scale", 1), ("scale", 3), ("mirrored", 3)])
 def test_two_replicas_are_one_device(strategy, each):
     with STRATEGIES[strategy]().scope():
@@ -259,13 +260,14 @@ def test_two_replicas_are_one_device(strategy, each):
     np.testing.assert_allclose(fit(model), plain(update_each=each), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["scale", pytest.param("mirrored", marks=pytest.mark.slow)])
 def test_two_replicas_with_a_scaled_loss_are_one_device(strategy):
     with STRATEGIES[strategy]().scope():
         model = model_of(keras.optimizers.LossScaleOptimizer(AdaHessian()))
     np.testing.assert_allclose(fit(model), plain(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_two_replicas_that_accumulate_are_one_device():
     with STRATEGIES["scale"]().scope():
         model = model_of(AdaHessian(gradient_accumulation_steps=2))
@@ -295,7 +297,7 @@ def test_a_model_of_another_optimizer_has_to_be_followed():
     assert model.optimizer.iterations.numpy() == ROWS // BATCH
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layer",
     [

@@ -114,6 +114,7 @@ def state(model):
     return model.get_weights() + [v.numpy() for v in model.optimizer.variables]
 
 
+@pytest.mark.one_in(3)
 def test_saved_and_loaded_it_goes_on_as_if_nothing_had_been(entry, tmp_path):
     model = model_of(entry)
     fit(model, epochs=1)
@@ -205,6 +206,7 @@ def test_averaged_weights_are_the_average(entry):
     np.testing.assert_allclose(w, average, rtol=1e-6)
 
 
+@pytest.mark.one_in(3)
 def test_two_halves_accumulated_are_the_whole(entry):
     """Weights that are the same after each window, and that do not move within one."""
     x, y = models.numbers(4 * BATCH)
@@ -225,7 +227,7 @@ def test_two_halves_accumulated_are_the_whole(entry):
 # --------------------------------------------------------------- mixed precision
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_in_mixed_precision_it_learns_as_in_float32(entry, policy):
     mixed = fit(model_of(entry, build=functools.partial(_under, policy)))["loss"]
@@ -233,6 +235,7 @@ def test_in_mixed_precision_it_learns_as_in_float32(entry, policy):
     np.testing.assert_allclose(mixed, on_one_device(entry.name).losses, rtol=1e-2)
 
 
+@pytest.mark.one_in(3)
 def test_a_model_of_bfloat16_learns(entry):
     """Learning differs from float32: its steps are of the size of a weight's rounding."""
     model = model_of(entry, build=functools.partial(_under, "bfloat16"))
@@ -246,6 +249,7 @@ def _under(policy, optimizer, **how):
     return models.under(policy, classifier(optimizer, **how))
 
 
+@pytest.mark.one_in(3)
 def test_an_overflow_is_no_step(entry):
     """One batch of each epoch overflows; its step is not counted, and NaN stays away."""
     model = model_of(entry, build=functools.partial(_under, "mixed_float16"))
@@ -270,7 +274,7 @@ def assert_as_on_one_device(entry, model):
         np.testing.assert_allclose(mine, one, rtol=0, atol=1e-6)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("how", [{"jit_compile": True}, {"run_eagerly": True}], ids=str)
 def test_compiled_or_eager_it_is_the_same(entry, how):
     model = model_of(entry, **how)
@@ -286,7 +290,7 @@ def strategies():
     }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("strategy", ["scale", "mirrored"])
 def test_two_replicas_are_one_device(entry, strategy):
     """More of that, for four replicas and several workers, is in tests/strategy/cases.py."""

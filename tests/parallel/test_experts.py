@@ -119,6 +119,7 @@ def test_experts_begin_with_different_values_of_the_right_scale():
 # ----------------------------------------------------------------------- capacity
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("experts", "capacity", "share"), [(8, 1.0, 0.0330), (64, 1.0, 0.0984), (64, 1.25, 0.0224)]
 )

@@ -30,6 +30,7 @@ BOXES = "8 x (8 devices, 40GB, 100TFLOPS, 300GB/s), 800gbit"
 SMALL = transformer(blocks=4, hidden=256, heads=4, sequence=64, vocabulary=1000)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("cluster", [BOXES, "16 x (4 devices, 80GB, 100TFLOPS, 300GB/s), 400gbit"])
 def test_a_transformer_of_32_blocks_on_64_devices(cluster: str) -> None:
     begin = time.process_time()

@@ -52,6 +52,7 @@ def test_eight_bits_answer_as_float_does(model):
     assert np.abs(two - expected).max() > 0.05 * np.abs(expected).max()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("group, ranges", [(None, "mse"), (2, "minmax")])
 def test_kernels_have_the_errors_that_the_plan_counts(group, ranges):
     model, (x, y) = mixed(), data()
@@ -120,6 +121,7 @@ def cubes(rows=96):
 OTHERS = {"transformer": (transformer, words), "volumes": (volumes, cubes)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_layers_train_and_are_saved(name, tmp_path):
     build, data = OTHERS[name]
@@ -164,6 +166,7 @@ def test_models_inside_models_are_quantized(model):
 # ---------------------------------------------------------------------- training
 
 
+@pytest.mark.slow
 def test_training_wins_back_what_rounding_lost(model):
     x, y = images()
     small = quantize.apply(model, kernels(model, 3), x, ranges="minmax")
@@ -172,6 +175,7 @@ def test_training_wins_back_what_rounding_lost(model):
     assert small.evaluate(x, y, verbose=0) < before
 
 
+@pytest.mark.slow
 def test_learned_scales_are_trained(model):
     x, y = images()
     small = quantize.apply(model, kernels(model, 4), x, ranges="learned")
@@ -228,6 +232,7 @@ def test_replicas_train_as_one_device(build, ranges):
     check_twins(small, train)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize(
     "name",
@@ -259,6 +264,7 @@ class OwnLoop(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.slow
 def test_replicas_train_a_dict_of_outputs_by_an_own_step():
     x, y = images(32)
 
@@ -296,6 +302,7 @@ def test_half_precision_trains():
 # ---------------------------------------------------------------------- files
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NETS)
 def test_a_saved_model_gives_the_same_answers(name, tmp_path):
     model, (x, _) = settled(NETS[name]), images(32)
@@ -305,6 +312,7 @@ def test_a_saved_model_gives_the_same_answers(name, tmp_path):
     np.testing.assert_array_equal(answers(loaded, x), answers(small, x))
 
 
+@pytest.mark.slow
 def test_a_saved_model_trains_on_as_if_it_had_not_been_saved(tmp_path):
     model, (x, y) = settled(plain), images(32)
     small = compiled(quantize.apply(model, kernels(model, 4), x, ranges="learned"))
@@ -412,6 +420,7 @@ class OwnLoss(keras.losses.Loss):
         return keras.ops.mean(keras.ops.abs(y - p), -1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("own", [lambda: own_loss, OwnLoss], ids=["function", "class"])
 @pytest.mark.parametrize("form", ["sequential", "functional"])
 def test_a_copy_has_the_loss_and_metrics_of_a_script_that_registers_nothing(own, form):

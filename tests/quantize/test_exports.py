@@ -55,6 +55,7 @@ def trained():
 # ---------------------------------------------------------------------- Keras's own layers again
 
 
+@pytest.mark.slow
 def test_rounded_weights_in_plain_layers_answer_as_the_quantized_model(trained):
     model, x, _ = trained
     small = quantize.apply(model, {"stem": 4, "depthwise": 8, "up": 3, "hidden": 2})
@@ -108,6 +109,7 @@ def test_widths_that_litert_does_not_have_are_refused_with_the_nearest_plan(trai
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_model_of_another_plan_is_refused(trained, tmp_path):
     model, x, y = trained
     small = quantize.apply(model, planned(model, x, y, 4))

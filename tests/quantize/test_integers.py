@@ -38,7 +38,7 @@ def nets():
     return {name: settled(build) for name, build in NETS.items()}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "name, how, jit",
     [pytest.param(*row, marks=() if row in SOME else pytest.mark.full) for row in GRID],

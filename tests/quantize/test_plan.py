@@ -57,6 +57,7 @@ def test_pinned_layers_and_ties(study):
     assert tied.bits[FIRST] == tied.bits[SECOND]
 
 
+@pytest.mark.slow
 def test_sums_are_tied():
     model = nets.mixed()
     found = quantize.sensitivity(model, *nets.data(), by="error", trained=True, bits=(2, 4, 8))

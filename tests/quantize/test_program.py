@@ -10,6 +10,7 @@ from tfscale.tools.bench import hawq
 from tfscale.tools.bench.quantize import brute_force, random_program
 
 
+@pytest.mark.slow
 def test_equals_brute_force_on_300_programs():
     for seed in range(300):
         program = random_program(seed)

@@ -89,6 +89,7 @@ def test_a_model_that_has_been_trained_before_is_pruned():
     np.testing.assert_allclose(zeros(model), [0.5] * 3, atol=0.01)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("channels", [False, True])
 def test_a_resumed_training_is_that_of_one_run(channels, tmp_path):
     def prune():
@@ -105,6 +106,7 @@ def test_a_resumed_training_is_that_of_one_run(channels, tmp_path):
         np.testing.assert_allclose(other, one, 1e-5, 1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("channels", [False, True])
 def test_replicas_prune_as_one_device(channels):
     def build():
@@ -176,7 +178,7 @@ def own():
     return Own(made.inputs, made.outputs)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("build", [plain, residual, downsampling, transposed, own])
 def test_the_smaller_model_gives_the_answers_of_the_masked_one(build, tmp_path):
     model = compiled(settled(build))
@@ -193,6 +195,7 @@ def test_the_smaller_model_gives_the_answers_of_the_masked_one(build, tmp_path):
     assert sizes[0] < sizes[1]
 
 
+@pytest.mark.slow
 def test_layers_of_one_sum_lose_the_same_channels():
     model = compiled(settled(downsampling))
     train(model, quantize.Prune(0.5, end=3, every=1, channels=True))
@@ -235,6 +238,7 @@ def test_one_channel_stays():
     np.testing.assert_allclose(small(x), model(x), 1e-6)
 
 
+@pytest.mark.slow
 def test_a_shrunk_model_is_quantized():
     model = compiled(settled(downsampling))
     train(model, quantize.Prune(0.5, end=3, every=1, channels=True))

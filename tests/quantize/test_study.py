@@ -109,6 +109,7 @@ def test_traces_are_within_their_errors(measured):
             assert cost.value == pytest.approx(found.value * layer.errors[width], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_each_batch_has_vectors_of_its_own_and_few_of_them_tell_the_error(measured):
     model, x, y, _, blocks = measured
     off = []
@@ -123,6 +124,7 @@ def test_each_batch_has_vectors_of_its_own_and_few_of_them_tell_the_error(measur
     assert np.abs(off).max() <= 4 and 0.3 <= np.sqrt(np.mean(np.square(off))) <= 2
 
 
+@pytest.mark.slow
 def test_products_of_batches_add_up_to_those_of_the_matrix(measured):
     model, x, y, _, _ = measured
     h = curvature.Hessian(model, x, y, batch_size=20)
@@ -165,6 +167,7 @@ def test_groups_have_a_curvature_and_a_scale_of_their_own(measured):
         assert layer.errors[4] == pytest.approx(lost.sum(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_curvature_below_its_error_counts_as_its_error():
     layer = nets.study()["net/first"]
     low = type(layer.curvature)(-1.0, 0.25, 8)
@@ -187,6 +190,7 @@ def test_slopes_tell_whether_the_model_is_near_a_minimum(measured):
 # ------------------------------------------------------------------- the end
 
 
+@pytest.mark.slow
 def test_sampling_ends_when_the_order_is_known():
     model, x, y = nets.dense()
     study = quantize.sensitivity(model, x, y, samples=400, accuracy=0, batch_size=48)
@@ -233,6 +237,7 @@ def test_a_killed_study_goes_on(tmp_path):
     np.testing.assert_allclose(found.rows, anew.rows, rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_file_of_another_study_is_refused(tmp_path):
     model, x, y = nets.dense()
     file = tmp_path / "study.json"
@@ -258,6 +263,7 @@ def test_a_model_that_was_never_trained_is_refused():
         quantize.sensitivity(model, x, y)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_refused():
     model, x, y = nets.dense()
     model.get_layer("last").kernel.assign(np.full([6, 2], np.nan))
@@ -265,6 +271,7 @@ def test_a_loss_that_is_not_finite_is_refused():
         quantize.sensitivity(model, x, y)
 
 
+@pytest.mark.slow
 def test_data_without_targets_are_refused():
     model, x, _ = nets.dense()
     with pytest.raises(ValueError, match="compares outputs with targets, and the data have none"):

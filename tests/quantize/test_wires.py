@@ -41,6 +41,7 @@ def chosen(policy):
     }
 
 
+@pytest.mark.slow
 def test_more_bits_travel_where_the_loss_bends_more(study):
     policy = quantize.wires(study, budget="35%")
     found = chosen(policy)
@@ -82,6 +83,7 @@ def test_training_uses_the_policy():
     assert "int8" in told and "fp32" in told
 
 
+@pytest.mark.slow
 def test_wires_are_chosen_again_while_a_model_trains():
     strategy = ScaleStrategy("ring", wire="int4", devices=["CPU:0", "CPU:1"])
     with strategy.scope():

@@ -120,6 +120,7 @@ def test_layers_of_a_subclassed_model():
     assert "block_1" not in models.again(plan)
 
 
+@pytest.mark.slow
 def test_a_model_whose_layers_make_layers_when_they_are_called():
     """Keras builds a subclassed model in its first step, so the first trace makes these layers."""
 
@@ -152,6 +153,7 @@ def test_the_summary_is_printed_before_training(capsys):
     assert "again, segment 1" in printed
 
 
+@pytest.mark.slow
 def test_a_long_search_tells_how_far_it_is(capsys, monkeypatch):
     monkeypatch.setattr("tfscale.callbacks.recompute.SECONDS_BETWEEN_LINES", -1)
     fit(compiled(), Recompute(fraction=0.9))
@@ -159,6 +161,7 @@ def test_a_long_search_tells_how_far_it_is(capsys, monkeypatch):
     assert told == [str(done) for done in range(8)]
 
 
+@pytest.mark.slow
 def test_nothing_stays_behind(tmp_path):
     model = compiled()
     x, y = data(model)
@@ -221,6 +224,7 @@ def test_who_traces_the_step_again_keeps_recomputation(monkeypatch):
     assert len(steps) < int(found.optimizer.iterations)
 
 
+@pytest.mark.slow
 def test_data_of_unknown_shape_needs_an_example():
     model = compiled()
     x, y = data(model)
@@ -250,6 +254,7 @@ def test_sizes_that_depend_on_the_data_are_refused_where_a_budget_is_to_be_kept(
     fit(model, Recompute(layers=["picks"], verbose=0))
 
 
+@pytest.mark.slow
 def test_what_a_loop_keeps_for_its_gradient_is_counted():
     plans = []
     for length in (6, 12):
@@ -323,6 +328,7 @@ class MadeInItsStep(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.slow
 def test_weights_that_only_a_step_can_initialize_must_be_there():
     x = np.ones((16, 8), "float32")
     with STRATEGIES["scale"]().scope():

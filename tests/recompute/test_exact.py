@@ -89,7 +89,8 @@ def same_training(kind):
 
 
 # One of each kind of graph; the others are slow.
-QUICK = ("dropout", "stacked convolutions", "lstm", "batch norm", "shared")
+QUICK = ("dropout", "lstm")
+SOMETIMES = ("stacked convolutions", "batch norm", "shared")
 # By themselves in ``make test-all`` alone: they are among the many of one model, or like another.
 ALONE = (
     *("seeded dropout", "noise", "alpha dropout", "spatial dropout", "layer norm"),
@@ -104,7 +105,13 @@ def mark(kind):
 
 
 # Random orders train all kinds (test_orders.py): segments are one order of many.
-SEGMENTS = [pytest.param(kind, marks=[] if kind in QUICK else [pytest.mark.full]) for kind in KINDS]
+def segments(kind):
+    if kind in SOMETIMES:
+        return [pytest.mark.slow]
+    return [] if kind in QUICK else [pytest.mark.full]
+
+
+SEGMENTS = [pytest.param(kind, marks=segments(kind)) for kind in KINDS]
 
 
 @pytest.mark.parametrize("kind", SEGMENTS)
@@ -130,6 +137,7 @@ def test_a_loop_is_computed_again():
     assert any("While" in plan.step.ops[op].kind for one in plan.again for op in one.ops)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.full)]
 )
@@ -149,12 +157,12 @@ SETTINGS = {
     "lamb": {"optimizer": lambda: tfscale.optimizers.LAMB(0.01)},
     "several steps at once": {"steps_per_execution": 2},
 }
-OFTEN = ("clipped", "several steps at once")  # the others are in ``make test-all`` alone
+OFTEN = {"several steps at once": [], "clipped": [pytest.mark.slow]}  # others: ``make test-all``
 
 
 @pytest.mark.parametrize(
     "name",
-    [n if n in OFTEN else pytest.param(n, marks=pytest.mark.full) for n in SETTINGS],
+    [pytest.param(n, marks=OFTEN.get(n, [pytest.mark.full])) for n in SETTINGS],
 )
 def test_ways_to_train(name):
     assert_same_training(models.residual, **SETTINGS[name])

@@ -60,6 +60,7 @@ def test_swishes_are_fused_like_their_originals(steps):
     assert_same_training(models.swishes, RandomOrder(seed=0), steps_per_execution=steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [models.Called, pytest.param(models.Mapped, marks=pytest.mark.full)]
 )
@@ -84,6 +85,7 @@ def test_batches_that_differ_in_size(kind):
     assert_same_training(KINDS[kind], RandomOrder(seed=1), batch=7, epochs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [8, pytest.param(7, marks=pytest.mark.full)])
 def test_equal_results_of_both_passes_are_merged(batch):
     """TensorFlow orders the factors of an approximate gelu by the name of the square it keeps."""
@@ -127,6 +129,7 @@ def test_two_replicas(kind):
     assert {k: v.tobytes() for k, v in plain.items()} == {k: v.tobytes() for k, v in ours.items()}
 
 
+@pytest.mark.slow
 def test_own_train_steps():
     def build():
         model = models.residual()

@@ -161,6 +161,7 @@ def test_every_budget_is_kept_and_less_is_refused():
     assert overheads[-1] == 0
 
 
+@pytest.mark.slow
 def test_whoever_asks_for_the_moderate_budget_of_a_refusal_gets_a_moderate_plan(monkeypatch):
     step, solved = chain(40), budgets._solved
 

@@ -38,7 +38,7 @@ def aspects(row):
     return [layout, *([name] if name in DELICATE else [])]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.timeout(2 * SECONDS + 60)
 @pytest.mark.parametrize(("layout", "case"), params(rows(), aspects, cost))
 def test_replicas_train_as_one_device(trained, layout, case):
@@ -59,9 +59,10 @@ def test_workers_end_without_a_word():
         assert "ignored in" not in output
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("way", ["kill", "raise", "stop"])
+@pytest.mark.parametrize(
+    "way", ["kill", *(pytest.param(way, marks=pytest.mark.slow) for way in ("raise", "stop"))]
+)
 def test_workers_hear_who_has_failed(way):
     deadline = 10 if way == "stop" else PATIENCE
     outputs = run(way, 1, workers=3, deadline=deadline, BACKEND=TENSORFLOW)
@@ -109,6 +110,7 @@ def weights(model):
     return np.concatenate([w.numpy().ravel() for w in model.weights])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("wire", "off"), [("bf16", 2**-8), ("fp16", 2**-11)])
 def test_wires_are_as_exact_as_their_type(wire, off):
     exact, strategy = weights(fitted(on())), on(wire={"kernel": wire})
@@ -135,6 +137,7 @@ def test_telemetry_says_what_it_cannot_know():
     assert "Bytes and times of communication are not known" in said
 
 
+@pytest.mark.slow
 def test_recomputation_gives_the_same_bits():
     np.testing.assert_array_equal(
         weights(fitted(on())), weights(fitted(on(), [Recompute(segments="sqrt", verbose=0)]))
@@ -245,6 +248,7 @@ assert not any(thread.name.startswith("tfscale") for thread in threading.enumera
     assert "Traceback" not in finished(program)
 
 
+@pytest.mark.slow
 def test_collectives_leave_no_threads():
     """TensorFlow's timeout would leave a thread for each collective, until the timeout is over."""
     strategy = on()

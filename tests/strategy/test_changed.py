@@ -134,7 +134,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("step", "shard"),
     [
@@ -154,6 +154,7 @@ def test_steps_that_change_gradients_train_as_one_device(step, shard):
         np.testing.assert_allclose(one, other, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_step_that_changes_gradients_beside_measured_curvature_is_named(caplog):
     trained(clip_both, replicas(), lambda: AdaHessian(0.01))
     assert "changes gradients before an optimizer gets them that measures curvature" in caplog.text
@@ -220,6 +221,7 @@ def test_a_step_may_sum_gradients_by_itself():
     np.testing.assert_allclose(found, 2 * np.asarray(expected), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_norm_in_the_logs_is_that_of_the_whole_batch():
     expected, found = (
         trained(None, each, returns_norms=True, kind=Noting) for each in (None, replicas(3))
@@ -296,7 +298,7 @@ def looped(step, strategy=None, passes_function=False):
 LOOPS = [loop_clips, loop_decays, loop_has_no_optimizer, loop_clips_microbatches]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("step", "shard", "passes_function"),
     [

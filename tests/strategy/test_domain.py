@@ -114,6 +114,7 @@ def test_fifty_steps(program):
     assert_near(trained(model, **own), on_one_device(program, "adam", **own))
 
 
+@pytest.mark.slow
 def test_eager_steps():
     own = {"epochs": 1, "rows": 8}
     model = made(cut(), images.residual, run_eagerly=True)
@@ -169,6 +170,7 @@ class Adversarial(keras.Model):
         return super().train_step((x + 5 * tape.gradient(loss, x), y))
 
 
+@pytest.mark.slow
 def test_gradients_by_inputs_are_whole():
     def build():
         image = keras.Input((8, 6, 2))

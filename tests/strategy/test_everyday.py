@@ -32,7 +32,7 @@ def programs_of_devices():
             yield pytest.param(shares, name, marks=[] if quick else pytest.mark.full)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("shares", "name"), list(programs_of_devices()))
 def test_two_devices(monkeypatch, name, shares):
     make_restless(monkeypatch.setattr)

@@ -28,7 +28,7 @@ def trained(request):
     return trained_once(request, "exact.py", BY_NAME, (*LAYOUTS, "none"))
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize(("layout", "case"), params(rows(), aspects, cost))
 def test_replicas_train_as_one_device(trained, layout, case, record_property):
     (expected,) = trained("none", "1x1")[case]
@@ -51,6 +51,7 @@ def stock():
     return train("stock", "1x2", STOCK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "case"), [("none", case) for case in STOCK])
 def test_the_check_tells_strategies_apart(trained, stock, layout, case):
     (expected,), found = trained(layout, "1x1")[case], stock[case]

@@ -116,6 +116,7 @@ def test_a_replica_whose_tokens_are_all_masked_computes_its_share():
     assert_near(result(shared()), result(None))
 
 
+@pytest.mark.slow
 def test_eager_steps():
     expected = on_one_device("perceptron", epochs=1)
     model = made(shared(), perceptron, run_eagerly=True)
@@ -161,7 +162,7 @@ def test_layers_with_lora_train_beside_experts():
     assert_near(trained(made(shared(), adapted), epochs=1), expected, 1e-6)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "program"),
     [("slices", "capped"), ("stages", "perceptron"), ("TensorFlow", "twice")],
@@ -203,6 +204,7 @@ class Own:
         return keras.Model(inputs, layers.Dense(3)(Doubled(4, 5, activation="tanh")(inputs)))
 
 
+@pytest.mark.slow
 def test_a_layer_with_a_call_of_its_own_reads_whole_weights():
     expected = trained(made(None, Own.program), epochs=1)
     assert_near(trained(made(shared(), Own.program), epochs=1), expected)

@@ -73,6 +73,7 @@ def test_survivors_name_a_worker_that_was_killed(way, victim, workers, tmp_path)
             assert event(outputs[victim]) < float(batch) < when
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
 def test_a_worker_that_was_killed_with_its_parts_is_named(optimizer):
     """Both where weights are cut into equal parts, and where each has an owner."""
@@ -81,6 +82,7 @@ def test_a_worker_that_was_killed_with_its_parts_is_named(optimizer):
     assert "rank 1 (worker 1 at 127.0.0.1:" in message, message
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed_is_named_to_those_too_with_whom_it_does_not_mix():
     """Each of the others names it, though a mixture concerns two: all end a round together."""
     outputs = run("kill", 2, workers=3, SYNC="Gossip(2)")
@@ -89,6 +91,7 @@ def test_a_worker_that_was_killed_is_named_to_those_too_with_whom_it_does_not_mi
         assert "rank 2 (worker 2 at 127.0.0.1:" in message, message
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed_while_ways_travel_is_named():
     """The worker dies right after it has begun to send, three steps before anybody takes."""
     outputs = run("kill", 1, workers=3, SYNC="DiLoCo(8, fragments=2, delay=3)")
@@ -132,7 +135,7 @@ def test_an_exception_between_exchanges_is_told_to_the_others():
     assert error(outputs[1])[1:] == ("KeyError", "'no such row'")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("way", "how", "settings"),
     [
@@ -166,6 +169,7 @@ def test_an_exception_in_a_worker_s_data_is_told_to_the_others():
     assert "gave up: its program failed: " in message and "no such shard" in message
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", ["stop", "stop in a step"])
 def test_a_worker_that_is_stopped_is_named_after_the_deadline(way):
     """None that waits is named in its stead, in whatever collective it waits."""

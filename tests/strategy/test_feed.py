@@ -178,6 +178,7 @@ def test_what_python_gives_keeps_its_structure(strategy, nested):
         assert halves(strategy, part) == [[0, 1], [2, 3]]
 
 
+@pytest.mark.slow
 def test_a_training_leaves_no_iterator_behind(strategy):
     """An iterator with threads of its own would live until Python looks for cycles."""
     with strategy.scope():

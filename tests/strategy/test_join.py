@@ -58,6 +58,7 @@ def test_another_start(case, field, values):
         assert "Start all workers with the same packages, devices and arguments" in message
 
 
+@pytest.mark.slow
 def test_another_model():
     for output in run([*MODELS, *ACCEPTED]):
         found = refusals(output)

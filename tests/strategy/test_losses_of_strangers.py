@@ -77,6 +77,7 @@ REACHED = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("reached", some(REACHED, {"in a dict", "in a list", "in another object"}))
 def test_a_masked_loss_object_is_exact_wherever_it_is(reached, caplog):
     check(lambda: Tagger(REACHED[reached]), SEQUENCES, LABELS)
@@ -92,6 +93,7 @@ def test_a_masked_loss_object_is_exact_eagerly():
     check_twins(build, functools.partial(fit, x=SEQUENCES, y=LABELS))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("reduction", ["sum", "mean", "mean_with_sample_weight"])
 def test_each_reduction_in_a_step(reduction, caplog):
     weights = np.arange(1, 1 + BATCH, dtype=np.float32)
@@ -267,7 +269,7 @@ LIKE_ANOTHER = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("term", some(sorted(TERMS.keys() - BY_REPLICA.keys()), LIKE_ANOTHER))
 def test_each_term_goes_by_what_it_divides_by(term, caplog):
     check(lambda: Tagger(TERMS[term], 1))
@@ -293,6 +295,7 @@ def test_rows_that_a_transposition_hides_are_asked_for(caplog):
     assert "own_losses" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_masked_mean_of_words(caplog):
     check(lambda: Tagger(lambda model, y, p: mean_of_words(y, p)), SEQUENCES, LABELS)
     assert "own_losses" not in caplog.text
@@ -305,6 +308,7 @@ def in_steps(shape):
     return {"steps": 100 * steps, "all steps": all_steps, "of each row": 100 * others}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divisor", ["steps", "all steps", "of each row"])
 def test_a_sum_by_sizes_of_the_batch(divisor, caplog):
     def loss_of(model, y, p):
@@ -314,6 +318,7 @@ def test_a_sum_by_sizes_of_the_batch(divisor, caplog):
     assert "own_losses" not in caplog.text
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["Dice", "Tversky"])
 def test_losses_of_keras_that_give_one_number(name, caplog):
     def build():
@@ -326,6 +331,7 @@ def test_losses_of_keras_that_give_one_number(name, caplog):
     assert "one number" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_mean_of_more_elements_than_float16_can_count():
     def loss_of(model, y, p):
         many = tf.cast(tf.tile(p, [1, 9000]), tf.float16)
@@ -361,6 +367,7 @@ def test_a_tape_that_another_one_records_is_left_alone():
     check(lambda: Tagger(penalty, 1))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_mean_of_ones_own_by_inputs(beside):
     """Adversarial samples: the gradient by inputs is a part of that of the batch's mean."""
@@ -401,7 +408,7 @@ class Decorated(Tagger):
         return Tagger.train_step(self, data)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @grid(
     "kind, term",
     [Function, Decorated],
@@ -437,6 +444,7 @@ class Within(Tagger):
         return {"minimized": loss}
 
 
+@pytest.mark.slow
 def test_a_tape_that_is_asked_while_it_records():
     check(lambda: Within(TERMS["a mean beside a loss object"], 1))
 
@@ -467,8 +475,9 @@ ADDED = {
 }
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("added", ADDED)
+@pytest.mark.parametrize(
+    "added", [pytest.param(n, marks=[] if n == "a sum" else pytest.mark.slow) for n in ADDED]
+)
 def test_what_a_layer_adds(added):
     def build():
         inputs = keras.Input([3])
@@ -479,6 +488,7 @@ def test_what_a_layer_adds(added):
     check_twins(build, fit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_name", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_distillation(by_name):
     check_twins(functools.partial(distiller, by_name), functools.partial(fit, y=LABELS[:, :1] % 4))
@@ -492,6 +502,7 @@ class Whole(keras.losses.Loss):
         return ops.sum(ops.abs(y_true - y_pred) * kept) / ops.sum(kept)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("regularizer", [None, "l2"])
 def test_a_loss_object_that_reduces_by_itself(regularizer):
     def build():
@@ -533,6 +544,7 @@ class Accumulates(Tagger):
         return tf.no_op()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("own_losses", [None, "mean"])
 def test_a_mean_whose_gradients_a_step_adds_up_in_variables(own_losses):
     even = {"x": X[:32], "y": Y[:32]}
@@ -553,6 +565,7 @@ def test_a_loss_function_that_gives_one_number(caplog):
     assert "one number" not in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train_step", "my_step"])
 def test_a_step_that_is_assigned(name):
     """Keras calls whatever ``model.train_step`` is."""
@@ -614,7 +627,7 @@ def test_a_metric_function_that_gives_one_number():
     check_twins(plain(metrics=[mean_number]), with_validation)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["seen", "another"])
 def test_a_compute_metrics_that_adds_keys(key):
     def build():
@@ -625,6 +638,7 @@ def test_a_compute_metrics_that_adds_keys(key):
     check_twins(build, with_validation)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "term", ["a mean beside a loss object", "only a masked mean", "a penalty on weights"]
 )
@@ -647,6 +661,7 @@ class Listed(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
+@pytest.mark.slow
 def test_logs_that_list_the_metrics_of_the_model():
     def build():
         inputs = keras.Input([3])
@@ -669,6 +684,7 @@ class Counts(Tracked):
         return logs | {metric.name: metric.result() for metric in self.metrics}
 
 
+@pytest.mark.slow
 def test_metrics_of_numbers_that_all_replicas_have():
     check(lambda: Counts(lambda model, y, p: MSE(y, p)))
 
@@ -695,6 +711,7 @@ def test_whole_numbers_of_a_batch_are_counted_once():
 # ----------------------------------------------------------------------- data
 
 
+@pytest.mark.slow
 def test_two_batches_of_other_sizes():
     """A step gets 3 labelled and 8 unlabelled rows, as in semi-supervised training."""
     few = tf.data.Dataset.from_tensor_slices((X[:15], Y[:15])).batch(3)
@@ -720,6 +737,7 @@ def test_two_batches_of_other_sizes():
     check_twins(build, train)
 
 
+@pytest.mark.slow
 def test_a_penalty_of_activities_with_static_rows():
     """All batches have 16 rows, so Keras divides the penalty by a number that no graph shows."""
 
@@ -753,6 +771,7 @@ def test_static_rows_and_an_unknown_width():
     assert found["loss"] == pytest.approx(np.square(errors).mean(), rel=1e-6)
 
 
+@pytest.mark.one_in(3)
 @grid("optimizer, lookup", ["SGD", "Adam", "Adagrad"], [False, True], aspects=singles)
 def test_sparse_inputs(optimizer, lookup):
     def train(model):

@@ -109,7 +109,7 @@ def warnings(caplog):
     return lambda: [r.getMessage() for r in caplog.records if "own_losses" in r.getMessage()]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("compute", "said"),
     [
@@ -123,6 +123,7 @@ def test_what_is_said_of_a_loss_makes_it_equal(compute, said, batch_norm, warnin
     assert warnings() == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("compute", [of_keras, compiled, read_share, mixed])
 @pytest.mark.parametrize(
     "said", ["sum", *(pytest.param(x, marks=pytest.mark.full) for x in (None, "mean", "scaled"))]
@@ -143,6 +144,7 @@ def test_where_nothing_can_be_seen_a_mean_is_assumed_and_told_once(warnings):
     assert 'ScaleStrategy(own_losses="mean")' in told
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("compute", [mean, of_keras, compiled])
 def test_the_same_eagerly(compute):
     def build():
@@ -153,6 +155,7 @@ def test_the_same_eagerly(compute):
     check_twins(build, trained, own_losses="mean")
 
 
+@pytest.mark.slow
 def test_what_a_step_returns_is_of_the_whole_batch():
     check_twins(maker(mean), fit, own_losses="mean")
 
@@ -175,6 +178,7 @@ class Endpoint(layers.Layer):
         return ops.sigmoid(logits)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_a_loss_object_in_a_layer_counts_once(eagerly):
     def build():
@@ -213,6 +217,7 @@ def test_a_metric_of_compute_loss_is_the_whole_batchs():
     check_twins(build, fit)
 
 
+@pytest.mark.slow
 def test_an_own_compute_loss_is_a_mean():
     class Huber(keras.Model):
         def __init__(self):
@@ -249,6 +254,7 @@ class Parts(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.slow
 def test_a_model_without_call_trains(recwarn):
     def build():
         model = Parts()
@@ -280,6 +286,7 @@ def centred():
     return model
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("first", [keras.Model.fit, keras.Model.evaluate])
 def test_a_call_that_talks_to_other_replicas_is_built_by_its_step(first):
     x, y = X[:32], Y[:32]  # a row that is lent to a replica without rows would be in its sums
@@ -308,6 +315,7 @@ class Nested(Parts):
         self.first = Nested.Block()
 
 
+@pytest.mark.slow
 def test_layers_that_a_step_builds_may_exchange():
     def build():
         model = Nested()
@@ -375,6 +383,7 @@ class _OfTwo(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rows", [(9, 5), (8, 8), (4, 9)])
 def test_tensors_of_a_batch_may_have_rows_of_their_own(rows):
     rng = np.random.default_rng(0)

@@ -65,7 +65,7 @@ def on_one_device(build, optimizer):
     return trained(None, build, OPTIMIZERS[optimizer])
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "optimizer", "stages", "settings"),
     [
@@ -182,6 +182,7 @@ def folded():
     return keras.Model(inputs, layers.Dense(3, name="last")(x)), frames
 
 
+@pytest.mark.slow
 def test_tensors_of_other_rows_than_the_batch_cross_a_cut():
     def results(strategy):
         keras.utils.set_random_seed(1)
@@ -416,6 +417,7 @@ def test_stages_of_processes_train_as_one_device(tmp_path, layout, build, optimi
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stage_that_was_killed_is_named_with_its_turn(victim):
     with start("stage.py", "2x1", VICTIM=str(victim), DEADLINE=str(PATIENCE)) as group:
@@ -452,6 +454,7 @@ def test_each_replica_holds_its_stage_only():
             assert sizes[owner] == np.prod(variable.shape) and sizes[1 - owner] == 0, variable.path
 
 
+@pytest.mark.slow
 def test_two_ranks_hold_the_stages_that_they_run_in_opposite_directions():
     strategy = pipelined(4, order="chimera")
     model = after_two_steps(strategy)
@@ -465,6 +468,7 @@ def test_two_ranks_hold_the_stages_that_they_run_in_opposite_directions():
             np.testing.assert_array_equal(parts[rank], parts[3 - rank], err_msg=variable.path)
 
 
+@pytest.mark.slow
 def test_a_strategy_does_not_keep_its_models_alive():
     model = after_two_steps(pipelined(2))
     kept = {"model": weakref.ref(model), "weight": weakref.ref(model.trainable_variables[0])}

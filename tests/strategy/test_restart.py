@@ -87,6 +87,7 @@ def test_a_method_goes_on_with_what_it_had_kept(run, method):
         assert f"DONE ['{method} + feedback', 'fp32']" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preempted", "beginning"), [(5, (1, 6)), pytest.param(7, (2, 8), marks=pytest.mark.full)]
 )

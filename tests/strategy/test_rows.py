@@ -33,7 +33,12 @@ BODIES = {
 }
 
 
-@pytest.fixture(params=BODIES)
+OFTEN = "Conv2D + BN"  # a layer that counts over rows, and one that reads images
+
+
+@pytest.fixture(
+    params=[pytest.param(n, marks=[] if n == OFTEN else pytest.mark.slow) for n in BODIES]
+)
 def program(request):
     x, body = BODIES[request.param]
 
@@ -46,7 +51,6 @@ def program(request):
     return x, build
 
 
-@pytest.mark.one_in(3)
 def test_all_that_keras_does_with_one_row_equals_one_device(program):
     x, build = program
     how = {"batch_size": BATCH, "verbose": 0}

@@ -47,7 +47,7 @@ def trained(request):
     return trained_once(request, "exact.py", BY_NAME, ("1x2", "1x4", "2x1", "2x2"))
 
 
-@pytest.mark.one_in(17)
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "case"), list(pairs()))
 def test_parts_train_as_one_device(trained, layout, case):
     (expected,) = trained("none", "1x1")[case]
@@ -153,7 +153,7 @@ def sharded(devices=2, **settings):
     return tfscale.ScaleStrategy("ring", devices=names, shard="optimizer", **settings)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", MADE)
 def test_optimizers_update_parts_as_one_device(name):
     if name == "several" and not hasattr(optimizers, "MultiOptimizer"):
@@ -178,6 +178,7 @@ class Unused(keras.Model):
         return self.used(x)
 
 
+@pytest.mark.slow
 def test_a_replica_that_gets_no_gradient_counts_steps():
     def trained(strategy):
         keras.utils.set_random_seed(1)
@@ -224,6 +225,7 @@ def test_a_norm_that_overflows_clips_to_nothing():
     assert_near(trained(sharded(2)), expected)
 
 
+@pytest.mark.slow
 def test_averages_are_swapped_in_and_out():
     def trained(strategy):
         model = made(strategy, lambda: Adam(use_ema=True, ema_momentum=0.9))
@@ -233,6 +235,7 @@ def test_averages_are_swapped_in_and_out():
     assert_near(trained(sharded(3)), trained(None))
 
 
+@pytest.mark.slow
 def test_a_lossy_wire_keeps_what_it_loses():
     """Parts of what a rank lost are kept, so that sums over steps are those of lossless wires."""
     policy = tfscale.compression.MethodPolicy(tfscale.compression.Wire("int4", True), small=0)

@@ -148,7 +148,7 @@ def restless(monkeypatch):
     make_restless(monkeypatch.setattr)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [[3, 1], "auto"])
 def test_replicas_with_late_sums_may_have_shares(restless, shares):
     """Gradients are weighted by rows, so shares do not change them."""
@@ -204,7 +204,7 @@ def loop(strategy, how):
     return model.get_weights()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("how", ["function", "microbatches", "function of a replica", "eager"])
 def test_loops_of_users_measure_shares(restless, how):
     expected = loop(tf.distribute.get_strategy(), how)

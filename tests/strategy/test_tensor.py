@@ -215,7 +215,7 @@ def assert_steps_are_those_of_one_device(program, devices=2, rate=0.05, loss=Non
     assert_near(result(grid({"up": "columns", "down": "rows"}, devices)), result(None))
 
 
-@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_step_of_a_users_own(devices):
     assert_steps_are_those_of_one_device(OwnStep, devices)
 
@@ -250,6 +250,7 @@ class ByInputs(keras.Model):
         return {"loss": loss, "slope": tf.reduce_sum(tf.square(by_inputs))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [2, pytest.param(4, marks=pytest.mark.full)])
 def test_gradients_by_inputs_are_whole(devices):
     assert_steps_are_those_of_one_device(ByInputs, devices, loss="mse")
@@ -267,6 +268,7 @@ class ClipsItself(OwnStep):
         return {"norm": norm}
 
 
+@pytest.mark.slow
 def test_a_step_clips_the_gradient_of_its_own_mean():
     assert_steps_are_those_of_one_device(ClipsItself, rate=0.5)
 

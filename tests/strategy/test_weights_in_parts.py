@@ -55,7 +55,7 @@ def trained(request):
     return trained_once(request, "exact.py", BY_NAME, ("1x2", "1x4", "2x1", "2x2"))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("strategy", "layout", "case"), list(pairs()))
 def test_weights_in_parts_train_as_one_device(trained, strategy, layout, case):
     (expected,) = trained("none", "1x1")[case]
@@ -69,6 +69,7 @@ def test_weights_in_parts_train_as_one_device(trained, strategy, layout, case):
 # ------------------------------------------------------------------- rows of a team
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", ["arrays", "dataset"])
 def test_workers_of_a_team_train_on_the_same_rows(case):
     """Keras shuffles by default, in each process in another order."""

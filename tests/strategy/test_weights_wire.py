@@ -142,6 +142,7 @@ def test_averages_are_swapped_in_and_out():
     assert_near(trained(strategy(3)), trained(None))
 
 
+@pytest.mark.slow
 def test_weights_that_bfloat16_represents_arrive_as_they_are():
     """Weights, gradients and rates are few binary digits, so nothing is rounded."""
     x = np.sign(DRAW.standard_normal((16, 64))).astype("f4")
@@ -215,6 +216,7 @@ def test_half_as_many_bytes_gather_the_weights():
 # -------------------------------------------------------------------------- several optimizers
 
 
+@pytest.mark.slow
 def test_a_model_is_compiled_again():
     model = fit(made(strategy(2), Adam))
     exact = model.layers[1].kernel.numpy()
@@ -226,6 +228,7 @@ def test_a_model_is_compiled_again():
     assert_copies_are_rounded(model)
 
 
+@pytest.mark.slow
 def test_two_optimizers_that_share_a_weight_out_differently_are_refused():
     model = fit(made(strategy(2), Adam))
     first = model.optimizer

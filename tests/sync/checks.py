@@ -37,9 +37,15 @@ from tfscale.compression.method import RESIDUAL
 EXACT = {"rtol": 0, "atol": 1e-6}
 
 
-def sample(cases, seldom):
-    """All cases; some only in full runs."""
-    return [pytest.param(c, marks=[pytest.mark.full] if c in seldom else []) for c in cases]
+def sample(cases, seldom, others=None, quick=()):
+    """All cases: ``seldom`` in full runs only, and with a mark ``others`` what is not ``quick``."""
+
+    def marks(case):
+        if case in seldom:
+            return [pytest.mark.full]
+        return [others] if others and case not in quick else []
+
+    return [pytest.param(case, marks=marks(case)) for case in cases]
 
 
 def regression(strategy, optimizer=None, **how):

@@ -34,7 +34,7 @@ SELDOM |= {"silence of local SGD", "silence of a centre"}
 SELDOM |= {f"sent_otherwise by {way}" for way in ("int4", "bf16", "TopK")}
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize("case", sample(CHECKS, SELDOM))
 def test_four_devices(case, tmp_path):
     keras.utils.set_random_seed(1)

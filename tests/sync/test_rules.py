@@ -34,14 +34,15 @@ SELDOM |= {"assigned_in_the_middle by other rules", "loaded_after_an_interruptio
 SELDOM |= {"interrupted_in_flight at the end of a round"}
 SELDOM |= {"programs", "mixed_precision", "optimizers", "other_types"}
 
+QUICK = {"local_sgd_of_momenta", "shrinking"}  # on two devices
+
 
 def make(devices, sync, **settings):
     names = [f"CPU:{i}" for i in range(devices)]
     return ScaleStrategy("ring", None, names, sync=sync, **settings)
 
 
-@pytest.mark.one_in(17)
-@pytest.mark.parametrize("case", sample(CHECKS, SELDOM | PROCESSES - BOTH))
+@pytest.mark.parametrize("case", sample(CHECKS, SELDOM | PROCESSES - BOTH, pytest.mark.slow, QUICK))
 def test_two_devices(case, tmp_path):
     keras.utils.set_random_seed(1)
     CHECKS[case](functools.partial(make, 2), tmp_path)
@@ -52,7 +53,7 @@ def test_four_devices(case, tmp_path):
     CHECKS[case](functools.partial(make, 4), tmp_path)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("readers", [1, pytest.param(2, marks=pytest.mark.full), 3])
 def test_a_centre_is_read_by_another_number_of_replicas(readers, tmp_path):
     """Though shards have other sizes then; 1: no strategy."""

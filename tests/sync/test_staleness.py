@@ -21,14 +21,15 @@ BOTH = {"synchronous"}  # on several devices, too
 SELDOM = {"stability of all delays", "never_later_than_the_bound in many steps"}
 ALONE = [case for case in CHECKS if not case.startswith(("never_later", "left_out", "named"))]
 
+QUICK = {"on_a_wire", "explained"}  # on two devices
+
 
 def make(devices, sync, **settings):
     names = [f"CPU:{i}" for i in range(devices)]
     return ScaleStrategy("ring", devices=names, sync=sync, **settings)
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("case", sample(ALONE, SELDOM | PROCESSES - BOTH))
+@pytest.mark.parametrize("case", sample(ALONE, SELDOM | PROCESSES - BOTH, pytest.mark.slow, QUICK))
 def test_two_devices(case, tmp_path):
     keras.utils.set_random_seed(1)
     CHECKS[case](functools.partial(make, 2), tmp_path)

@@ -15,10 +15,10 @@ WORKER = Path(__file__).parent / "workers" / "windows.py"
 
 OFTEN = {"local SGD to one device", "local SGD to every step", "groups to local SGD of four"}
 OFTEN |= {"every step to groups", "begun_together"}
+QUICK = {"local SGD to one device"}
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("case", sample(CHECKS, CHECKS.keys() - OFTEN))
+@pytest.mark.parametrize("case", sample(CHECKS, CHECKS.keys() - OFTEN, pytest.mark.slow, QUICK))
 def test_four_devices(case, tmp_path):
     keras.utils.set_random_seed(1)
     CHECKS[case](make, tmp_path)
