@@ -34,7 +34,8 @@ SELDOM |= {"assigned_in_the_middle by other rules", "loaded_after_an_interruptio
 SELDOM |= {"interrupted_in_flight at the end of a round"}
 SELDOM |= {"programs", "mixed_precision", "optimizers", "other_types"}
 
-QUICK = {"local_sgd_of_momenta", "shrinking"}  # on two devices
+QUICK = {"local_sgd_of_momenta", "post_local"}  # on two devices
+QUICK_PROCESSES = {"diloco", "stream", "silence", "saved_by_one_worker"}
 
 
 def make(devices, sync, **settings):
@@ -134,8 +135,10 @@ def test_too_few_values_are_refused():
         fit(regression(make(2, TooFew())))
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("case", sample(CHECKS, CHECKS.keys() - PROCESSES))
+@pytest.mark.parametrize(
+    "case",
+    sample(CHECKS, CHECKS.keys() - PROCESSES, pytest.mark.slow, QUICK_PROCESSES),
+)
 @pytest.mark.parametrize("layout", ["2x1"])
 def test_two_processes(passes, layout, case):
     passes(layout, case)
