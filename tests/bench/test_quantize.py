@@ -17,6 +17,7 @@ def test_spearmans_correlation():
     assert quantize.spearman([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(0.8)
 
 
+@pytest.mark.slow
 def test_programs(tmp_path, capsys):
     file = tmp_path / "found.json"
     words = ["--parts", "programs", "--programs", "3", "--json", str(file)]

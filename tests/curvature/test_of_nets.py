@@ -48,6 +48,7 @@ def net(in_double, request):
     return curvature.Hessian(model, *data, batch_size=49)
 
 
+@pytest.mark.slow
 def test_products_and_eigenvalues(in_double):
     """The last batch of 49 rows has one."""
     model, data = small()

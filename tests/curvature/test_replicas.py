@@ -40,6 +40,7 @@ def check(found, cases):
         np.testing.assert_allclose(found[name], numbers, 0, 1e-5 * size, err_msg=name)
 
 
+@pytest.mark.slow
 @some_or_all("batch norm")
 def test_two_replicas_of_a_process(cases):
     check(measured(ScaleStrategy("ring", devices=DEVICES, own_losses="mean"), cases), cases)

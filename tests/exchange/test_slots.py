@@ -344,6 +344,7 @@ def test_state_may_have_any_name(tmp_path, trained):
     assert float(state.whole("shared", "0").numpy()) == 6
 
 
+@pytest.mark.slow
 def test_a_slot_with_a_variable_keeps_its_shape():
     model = build(on(2))
     train(model)

@@ -75,6 +75,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES)
 def test_200_steps_are_those_of_the_reference(case):
     """Compare with a schedule, and with decay for two of the four variables."""

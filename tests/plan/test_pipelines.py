@@ -22,7 +22,7 @@ def any_times(p: int, m: int) -> Times:
     return Times(*(random.Random(100 * p + m).randint(1, 50) for _ in range(3)))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [pipelines.gpipe, pipelines.one_f_one_b])
 def test_bubble_of_gpipe_and_1f1b(make) -> None:
     for p, m in SIZES:

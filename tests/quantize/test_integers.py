@@ -56,6 +56,7 @@ def test_all_outputs_are_equal(nets, name, how, jit):
     np.testing.assert_array_equal(program.run(others), expected)
 
 
+@pytest.mark.slow
 def test_all_outputs_are_equal_after_training(nets):
     x, y = images(32)
     small = quantize.apply(nets["plain"], kernels(nets["plain"], 4), x, ranges="learned")

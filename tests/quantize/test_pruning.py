@@ -145,6 +145,7 @@ def test_rules_that_let_weights_differ_are_refused():
         train(model, quantize.Prune(0.5, end=5))
 
 
+@pytest.mark.slow
 def test_steps_per_execution_keep_zeros():
     model = plain()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

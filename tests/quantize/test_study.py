@@ -142,6 +142,7 @@ def test_the_top_eigenvalue(measured):
         assert layer.curvature.value == pytest.approx(np.linalg.eigvalsh(block)[-1], rel=0.02)
 
 
+@pytest.mark.slow
 def test_fishers_trace(measured):
     model, x, y, _, _ = measured
     study = quantize.sensitivity(model, x, y, by="fisher", samples=64, accuracy=0, batch_size=48)

@@ -157,12 +157,13 @@ SETTINGS = {
     "lamb": {"optimizer": lambda: tfscale.optimizers.LAMB(0.01)},
     "several steps at once": {"steps_per_execution": 2},
 }
-OFTEN = {"several steps at once": [], "clipped": [pytest.mark.slow]}  # others: ``make test-all``
+OFTEN = ("clipped", "several steps at once")  # the others are in ``make test-all`` alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=OFTEN.get(n, [pytest.mark.full])) for n in SETTINGS],
+    [n if n in OFTEN else pytest.param(n, marks=pytest.mark.full) for n in SETTINGS],
 )
 def test_ways_to_train(name):
     assert_same_training(models.residual, **SETTINGS[name])

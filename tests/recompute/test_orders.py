@@ -170,6 +170,7 @@ def test_a_plan_of_single_results_is_cheaper_saved_and_trained(tmp_path):
         train(lambda: models.chain(depth=5, shape=(64, 64)), Recompute(plan=tmp_path / "plan.json"))
 
 
+@pytest.mark.slow
 def test_no_budget_that_segments_keep_is_refused():
     model = models.transformer()
     model.compile("sgd", "mse")

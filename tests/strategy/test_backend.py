@@ -130,6 +130,7 @@ def test_explain_says_who_sums():
         strategy.dump("choices.json")
 
 
+@pytest.mark.slow
 def test_telemetry_says_what_it_cannot_know():
     telemetry = Telemetry(batch=32)
     fitted(on(), [telemetry])

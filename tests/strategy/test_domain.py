@@ -240,6 +240,7 @@ def test_slices_of_processes_train_as_on_one_device(tmp_path, program, optimizer
     assert_near(found, expected[: len(found)])
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_killed_with_its_slices_is_named():
     with start("domain.py", "2x1", VICTIM="1", DEADLINE=str(PATIENCE)) as group:
         end = time.monotonic() + 300

@@ -240,6 +240,7 @@ def test_experts_of_processes_train_as_on_one_device(tmp_path, layout, program, 
         assert_near(found, on_one_device(program, optimizer)[: len(found)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_a_worker_that_was_killed_with_its_experts_is_named(victim):
     with start("mixture.py", "2x1", VICTIM=str(victim), DEADLINE=str(PATIENCE)) as group:

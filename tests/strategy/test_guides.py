@@ -66,8 +66,13 @@ def test_a_program_of_a_guide_trains_in_a_grid(monkeypatch, grid, name):
     compare(on_one_device(name), result(strategy_of(grid), name))
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("grid", ["stages", "slices", "parts", "stages of slices"])
+@pytest.mark.parametrize(
+    "grid",
+    [
+        *(pytest.param(grid, marks=pytest.mark.slow) for grid in ("stages", "slices", "parts")),
+        "stages of slices",
+    ],
+)
 def test_outside_of_the_scope_a_model_is_whole_and_is_not_exported(monkeypatch, tmp_path, grid):
     monkeypatch.setattr(deal, "SMALL", 1)
     with strategy_of(grid).scope():

@@ -46,6 +46,7 @@ def trained(request):
     return outcome
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "case"), list(cells()))
 def test_a_program_trains_in_a_grid_as_on_one_device(trained, record_property, layout, case):
     cell = BY_NAME[case]

@@ -65,7 +65,7 @@ def on_one_device(build, optimizer):
     return trained(None, build, OPTIMIZERS[optimizer])
 
 
-@pytest.mark.slow
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("build", "optimizer", "stages", "settings"),
     [

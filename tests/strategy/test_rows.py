@@ -85,6 +85,7 @@ def test_a_row_that_is_not_there_is_in_no_metric():
     check_twins(build, train)
 
 
+@pytest.mark.slow
 def test_words_are_lent_as_well():
     """Texts can't be sent by an all-reduce: the replica works on an empty one."""
     words = tf.constant([[word] for word in ["a", "b", "c", "a", "b"]])

@@ -107,6 +107,7 @@ def test_a_signal_that_tensorflow_took_while_its_servers_started_is_not_lost():
     assert re.search(r"rank 1 \(worker 1 at 127.0.0.1:\d+\) gave up: it got SIGTERM", error)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_that_waits_for_another_can_be_told_to_end(number):
     """Worker 0 waits in a collective: its main thread hears no signal, yet it ends soon."""

@@ -69,7 +69,7 @@ def test_weights_in_parts_train_as_one_device(trained, strategy, layout, case):
 # ------------------------------------------------------------------- rows of a team
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["arrays", "dataset"])
 def test_workers_of_a_team_train_on_the_same_rows(case):
     """Keras shuffles by default, in each process in another order."""
