@@ -82,7 +82,6 @@ def test_a_machine_that_is_well():
     assert not [name for name in checks if f"`{name}`" not in page]
 
 
-@pytest.mark.slow
 def test_each_wrong_setting_is_named_with_what_to_do():
     limited = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
     found, checks = report(

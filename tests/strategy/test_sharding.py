@@ -47,7 +47,7 @@ def trained(request):
     return trained_once(request, "exact.py", BY_NAME, ("1x2", "1x4", "2x1", "2x2"))
 
 
-@pytest.mark.slow
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize(("layout", "case"), list(pairs()))
 def test_parts_train_as_one_device(trained, layout, case):
     (expected,) = trained("none", "1x1")[case]

@@ -180,8 +180,8 @@ class BucketSum:
                 f"sums() of {self.method!r} returned a tensor, expected a list of one sum for each "
                 f"gradient, of the shapes {_words(expected)}"
             )
-        sums = list(sums)
-        found = [total.shape for total in sums]
+        given: list[tf.Tensor] = list(sums)
+        found = [total.shape for total in given]
         fits = [total.is_compatible_with(x) for total, x in zip(found, expected)]
         if len(found) != len(expected) or not all(fits):
             raise ValueError(
@@ -189,7 +189,7 @@ class BucketSum:
                 f"{_words(found)}, expected one sum for each gradient, of the shapes "
                 f"{_words(expected)}"
             )
-        return sums
+        return given
 
     def _sum_rows(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
         """Return the sum of rows of a table: see ``rows.py``."""
