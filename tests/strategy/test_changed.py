@@ -418,12 +418,15 @@ def clips(model, x, y):
     model.descend(tf.clip_by_global_norm(model.gradients(x, y), 0.1)[0])
 
 
-@pytest.mark.parametrize("number", [2, 4])
-def test_a_window_of_changed_gradients_reads_as_one_device_s(number):
+@pytest.mark.parametrize(
+    ("number", "settings"),
+    [(2, {}), (4, {"grid": {"tensor": 2}, "tensor": {"kernel": "columns"}})],
+)
+def test_a_window_of_changed_gradients_reads_as_one_device_s(number, settings):
     """Three steps of four have been made: files hold what the optimizer has accumulated."""
     one, other = (
         fitted(clips, each, samples=24, gradient_accumulation_steps=4)
-        for each in (None, replicas(number))
+        for each in (None, replicas(number, **settings))
     )
     pairs = zip(one.optimizer.variables, other.optimizer.variables, strict=True)
     kept = [(a.numpy(), b.numpy()) for a, b in pairs if "accumulator" in a.path]
@@ -445,7 +448,7 @@ def moves_there_and_back(model, x, y):
 
 @pytest.mark.parametrize("method", [Wire("int4"), TopK(0.25), PowerSGD(1)], ids=str)
 def test_a_move_leaves_nothing_in_the_residual(method):
-    """What a compressed sum has not sent comes into the update; a move is no update."""
+    """An update gets the numbers that a compressed sum has not sent; a move is no update."""
     strategy = replicas(method={"kernel": method})
     np.testing.assert_allclose(kernel(fitted(moves_there_and_back, strategy)), 1, atol=1e-6)
     assert "moves" in str(strategy.explain())

@@ -123,9 +123,9 @@ def accumulated(
 ) -> tuple[list[Any], Window]:
     """Return the gradients to accumulate, and the function that sums them at the end of a window.
 
-    Accumulators hold parts of a sum over all replicas. So a replica or a group that applies a sum
-    of its own, or that has the whole sum already, divides its gradients by the number of those that
-    do so, and multiplies the window's sum by this number.
+    Accumulators hold parts of a sum over all replicas; those of slices hold the sum itself. So a
+    replica or a group that applies a sum of its own, or that has the whole sum already, divides its
+    gradients by the number of those that do so, and multiplies the window's sum by this number.
 
     Args:
         strategy: strategy of the optimizer.
@@ -141,11 +141,15 @@ def accumulated(
     of_window = [v for g, v in zip(grads, variables, strict=True) if g is not None]
     number = _number_of_sums(strategy, are_sums=reduce is None)
 
+    def times(factor: Any, grads: list[Any], weights: list[Variable]) -> list[Any]:
+        scaled = strategy.parts.gradients.leaving_slices(lambda own, _: _times(own, factor))
+        return scaled(grads, weights)
+
     def window(parts: list[Any]) -> list[Any]:
-        own = parts if number is None else _times(parts, number)
+        own = parts if number is None else times(number, parts, of_window)
         return own if reduce is None else reduce(own, of_window)
 
-    return grads if number is None else _times(grads, 1 / number), window
+    return grads if number is None else times(1 / number, grads, variables), window
 
 
 def _number_of_sums(strategy: Strategy, are_sums: bool) -> Any:
