@@ -182,7 +182,7 @@ test-addons: ## test with TensorFlow 2.15, Keras 2 and tensorflow-addons (needs 
 	@$(MAKE) --no-print-directory $(ADDONS) build
 	$(STEP) "tests of ops, strategy and optimizers, tensorflow-addons"
 	@.ci/timed addons .venv-addons/bin/python -m pytest -m "not slow and not full" --one-in 16 \
-	  --all-of tests/addons/test_training.py $(OPS) tests/addons $(PYTEST_ARGS)
+	  $(OPS) tests/addons $(PYTEST_ARGS)
 
 lint: $(READY) ## check style and types
 	$(STEP) "lint"

@@ -35,11 +35,6 @@ def pytest_addoption(parser):
         metavar="N",
         help="of the cases of each test, run one in N (at least one), drawn by their names",
     )
-    parser.addoption(
-        "--all-of",
-        metavar="FILE",
-        help="run all cases of the tests in this file, whatever --one-in says",
-    )
 
 
 def cases_of_tests(items):
@@ -62,13 +57,9 @@ def slow_cases(items):
         yield from set(cases) - drawn(test, cases, *mark.args) if mark else ()
 
 
-def taken(items, one_in, whole):
-    """Return the cases that ``--one-in`` draws of each test, and all in the file ``whole``."""
-    found = set()
-    for test, cases in cases_of_tests(items):
-        is_whole = whole and test.startswith(f"{whole}::")
-        found.update(cases if is_whole else drawn(test, cases, one_in))
-    return found
+def taken(items, one_in):
+    """Return the cases that ``--one-in`` draws of each test."""
+    return {case for test, cases in cases_of_tests(items) for case in drawn(test, cases, one_in)}
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -78,7 +69,7 @@ def pytest_collection_modifyitems(config, items):
         case.add_marker("slow")
     result = yield
     if one_in := config.getoption("--one-in"):
-        left = taken(items, one_in, config.getoption("--all-of"))
+        left = taken(items, one_in)
         config.hook.pytest_deselected(items=[item for item in items if item not in left])
         items[:] = [item for item in items if item in left]
     return result

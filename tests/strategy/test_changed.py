@@ -403,6 +403,7 @@ def clips_before_a_branch(model, x, y):
 BRANCHES = [all_in_a_branch, applies_in_a_branch, clips_in_a_branch, clips_before_a_branch]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("step", BRANCHES)
 @pytest.mark.parametrize(("wire", "share"), [("fp32", 1e-3), ("int4", 0.3)])
 def test_a_step_may_apply_gradients_in_a_branch(step, wire, share):

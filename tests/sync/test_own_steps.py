@@ -82,6 +82,7 @@ class Teacher(OfOneLayer):
         return logs
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("rule", [RULES["local"], RULES["gossip"]], ids=repr)
 def test_moving_averages_of_weights_agree_when_fit_returns(rule):
     model = trained(Teacher, replicas(2, rule), epochs=2)
@@ -108,6 +109,7 @@ class Middle(keras.callbacks.Callback):
             self.seen = [copies(v) for v in self.model.trainable_variables]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("rule", [RULES["elastic"], RULES["gossip"], RULES["diloco"]], ids=repr)
 def test_a_rule_mixes_weights_that_a_step_has_moved_as_all_others(rule):
     found = []
