@@ -143,7 +143,8 @@ def accumulated(
 
     def times(factor: Any, grads: list[Any], weights: list[Variable]) -> list[Any]:
         scaled = strategy.parts.gradients.leaving_slices(lambda own, _: _times(own, factor))
-        return scaled(grads, weights)
+        found: list[Any] = scaled(grads, weights)
+        return found
 
     def window(parts: list[Any]) -> list[Any]:
         own = parts if number is None else times(number, parts, of_window)
