@@ -388,7 +388,7 @@ class Decider:
         for b, method in enumerate(self._methods(turns[-1])):
             seen = [one.buckets[b] for turn in turns for one in turn]
             self.computes[b][method] = max(0.0, taken[b] - self.network(b, method))
-            finite = [one for one in seen if math.isfinite(one.lost) and math.isfinite(one.whole)]
+            finite = [one for one in seen if math.isfinite(one.lost) and 0 < one.whole < math.inf]
             whole = sum(one.whole for one in finite)
             if whole > 0:
                 self.errors[b][method] = math.sqrt(sum(one.lost for one in finite) / whole)

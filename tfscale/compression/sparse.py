@@ -310,7 +310,7 @@ def _all_reduced(
 def _nan_unless_finite(chosen: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
     """Return the numbers to send; the first becomes NaN if any number of the gradient is infinite.
 
-    Loss scaling skips a step whose gradients are not finite, also if it is a number that stays.
+    Loss scaling must skip the step on all replicas, also if no infinite number is drawn.
     """
     first = tf.where(tf.reduce_all(tf.math.is_finite(whole)), chosen[:1], math.nan)
     return tf.concat([first, chosen[1:]], 0)
