@@ -93,20 +93,22 @@ def strangers(ports):
 
 
 def test_strangers_at_the_ports_delay_nobody():
-    """The last rank comes late, so that the others listen long enough for strangers to come."""
-    first, last = two_free_ports()
-    with strangers([first, last]) as came:
-        outputs = run(
-            3,
-            "sockets",
-            [{}, {}, {"LATE": "3"}],
-            TFSCALE_SHARED_MEMORY=0,
-            TFSCALE_STREAMS=2,
-            TFSCALE_PORTS=f"{first}-{last + 200}",
-            TFSCALE_INTERFACE="lo",
-        )
-    assert all("2 TCP connections to" in said(output, "WAYS") for output in outputs)
-    assert came, "nobody was in the way"
+    """Ranks listen for some milliseconds only, and strangers may miss them."""
+    for _ in range(5):
+        first, last = two_free_ports()
+        with strangers([first, last]) as came:
+            outputs = run(
+                3,
+                "sockets",
+                TFSCALE_SHARED_MEMORY=0,
+                TFSCALE_STREAMS=2,
+                TFSCALE_PORTS=f"{first}-{last + 200}",
+                TFSCALE_INTERFACE="lo",
+            )
+        assert all("2 TCP connections to" in said(output, "WAYS") for output in outputs)
+        if came:
+            return
+    pytest.fail("nobody was in the way")
 
 
 @pytest.mark.parametrize("transports", ["auto", "sockets"])

@@ -21,6 +21,7 @@ class Model(keras.Model):
         super().__init__()
         self.first, self.second = layers.Dense(8, "relu"), layers.Dense(5)
         self.step = step
+        self.decay = self.add_weight(initializer=lambda shape, dtype: 0.3, trainable=False)
 
     def call(self, x):
         return self.second(self.first(x))
@@ -64,6 +65,13 @@ def first_as_it_is_but_last(model, data, tape, loss):
     gradients = tape.gradient(loss, weights_of(model))
     model.descend(1, [g / (1 + tf.linalg.global_norm(gradients)) for g in gradients[2:]])
     model.descend(0, gradients[:2])
+
+
+def kernels_decay_by_a_variable(model, data, tape, loss):
+    """The changed ones may differ between replicas; the others are sums as they are."""
+    for which, layer in enumerate([model.first, model.second]):
+        kernel, bias = tape.gradient(loss, layer.trainable_weights)
+        model.descend(which, [kernel + model.decay * layer.kernel, bias])
 
 
 def again_where_gradients_lead(model, data, tape, loss):
@@ -130,7 +138,7 @@ def replicas(number=2, **settings):
 
 STEPS = [
     *(clip_both, first_as_it_is, first_as_it_is_but_last, again_where_gradients_lead),
-    *(adds_losses_of_two_kinds, in_a_function),
+    *(adds_losses_of_two_kinds, in_a_function, kernels_decay_by_a_variable),
 ]
 
 

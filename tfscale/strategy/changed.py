@@ -23,8 +23,9 @@ from tfscale.bridge.graphs import another, number_of, replace_input
 from tfscale.bridge.objects import is_variable, native
 from tfscale.exchange import dataflow
 
-# It takes gradients, their weights, and the optimizer that is to get them, or None.
-Sum = Callable[[list[Any], list[Any], Any], list[Any]]
+# It takes gradients, their weights, the optimizer that is to get them, or None, and whether that
+# optimizer gets them in any case.
+Sum = Callable[[list[Any], list[Any], Any, bool], list[Any]]
 
 Alike = Callable[[list[Any]], bool]
 
@@ -69,6 +70,12 @@ class Gradients:
         self._summed: set[int] = set()  # ids of those that the step sees as sums
         self._by_tensor: dict[Any, Shown] = {}
         self._bits: dict[tf.Operation, int] = {}  # a cache
+
+    @property
+    def are_from_before_a_branch(self) -> bool:
+        """Whether a tape has given gradients before the branch or the loop that is being traced."""
+        here = tf.compat.v1.get_default_graph()
+        return any(one.tensors[0].graph is not here for given in self._given for one in given)
 
     @property
     def come_late(self) -> bool:
@@ -145,14 +152,20 @@ class Gradients:
         return sorted(between.values(), key=lambda x: number_of(x.op))
 
     def are_changed(self, values: Sequence[Any]) -> bool:
-        """Return whether the step has computed any of these values from gradients of its tapes."""
+        """Return whether the step has computed any of these values from gradients of its tapes.
+
+        In a branch, gradients from before the branch count as changed: the step may have chosen the
+        branch by them, as by their norm.
+        """
         if not self._by_tensor or tf.executing_eagerly():
             return False
+        here = tf.compat.v1.get_default_graph()
         shown = {tensor.op for one in self._by_tensor.values() for tensor in one.tensors}
         others = [
             tensor
             for tensor in _traced(values)
-            if tensor.op not in shown and self._sum_behind(tensor) is None
+            if tensor.graph is not here
+            or (tensor.op not in shown and self._sum_behind(tensor) is None)
         ]
         found = dataflow.gathered(others, lambda op: op in shown, self._bits)
         changed = [tensor for tensor, is_changed in zip(others, found, strict=True) if is_changed]
@@ -184,10 +197,12 @@ class Gradients:
             own = [one for one in given if id(one) not in self._summed]
             if not own:
                 continue
-            # The step may be in a branch that uses gradients from before it.
-            with own[0].tensors[0].graph.as_default():
+            # The step may be in a branch that uses gradients from before it, or leaves them out.
+            here, graph = tf.compat.v1.get_default_graph(), own[0].tensors[0].graph
+            with graph.as_default():
                 weights = [one.weight for one in own]
-                sums = self._total([one.computed for one in own], weights, optimizer)
+                computed = [one.computed for one in own]
+                sums = self._total(computed, weights, optimizer, graph is here)
             for one, new in zip(own, sums, strict=True):
                 self._show_sum(one, new)
         return all(x.ref() in self._by_tensor or self._is_steady(x) for x in leaves)

@@ -50,6 +50,24 @@ class Losses:
     results: dict[int, Any] | None = None
 
 
+@dataclasses.dataclass
+class Assigned:
+    """Variables that a replica has assigned in a step, and in which replicas may differ now.
+
+    Attributes:
+        apart_in_team: those in which replicas of the team may differ.
+        apart_in_teams: those in which replicas of other teams may differ only.
+    """
+
+    apart_in_team: list[Any] = dataclasses.field(default_factory=list)
+    apart_in_teams: list[Any] = dataclasses.field(default_factory=list)
+
+    @property
+    def every(self) -> list[Any]:
+        """All these variables."""
+        return [*self.apart_in_team, *self.apart_in_teams]
+
+
 @dataclasses.dataclass(frozen=True)
 class Step:
     """One step on one replica.
@@ -87,8 +105,7 @@ class Step:
         updates_alone: whether an optimizer updates a weight that this replica alone holds: it may
             assign that weight and its slots only, for other replicas do not follow.
         window: a function that sums the gradients of a window, if gradients are accumulated.
-        assigned: variables that this replica has assigned and that must be averaged; None if
-            assignments are not noted.
+        assigned: variables that this replica has assigned; None if assignments are not noted.
         clock: measures how long the replica computes in this step; None if nobody asks.
         gradients: gradients that tapes have given to a step of the user's own.
         agreed: references to tensors that are the same on all replicas: a statistic that is
@@ -116,7 +133,7 @@ class Step:
     is_reduced: bool = False
     updates_alone: bool = False
     window: Callable[[list[Any]], list[Any]] | None = None
-    assigned: list[Any] | None = None
+    assigned: Assigned | None = None
     clock: Clock | None = None
     gradients: Gradients = dataclasses.field(default_factory=Gradients)
     agreed: set[Any] = dataclasses.field(default_factory=set)

@@ -52,6 +52,7 @@ from tfscale.strategy.protocols import Strategy
 from tfscale.strategy.shards import sharding
 from tfscale.strategy.share import Share
 from tfscale.strategy.step import (
+    Assigned,
     Losses,
     Step,
     begin_in_this_thread,
@@ -100,7 +101,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
     @tf.autograph.experimental.do_not_convert
     def made(data: Any) -> Any:
         begun = _begun(strategy, step)
-        assigned: list[Any] = []
+        assigned = Assigned()
         if own_rounds is not None:  # replicas may make the step alone
             with _only_with(data):
                 begun = dataclasses.replace(
@@ -116,11 +117,11 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
             with during(dataclasses.replace(full, assigned=assigned)):
                 with reducing(keras_losses.reduced), _tapes_of(full, parts), inlined():
                     result = fn(data)
-                statistics.average(assigned)
+                statistics.average(assigned.apart_in_team)
                 result = _result(strategy, step, result)
             if own_rounds is not None:
                 with _only_with(data):
-                    own_rounds.after_step(assigned)
+                    own_rounds.after_step(assigned.every)
             return result
 
     return made
@@ -358,8 +359,14 @@ def _apply_changed_sums(
     """Apply gradients that the user's step has computed from those of its tapes: see changed.py."""
     parts = strategy.parts
     gradients.refuse(strategy, optimizer, variables)
-    if not this_step().gradients.sum_first(grads, optimizer):
-        grads = changed.mean_of_all(grads)
+    given = this_step().gradients
+    if not given.sum_first(grads, optimizer):
+        # Some of them may be sums that the step has not changed.
+        with during(dataclasses.replace(this_step(), gradients=changed.Gradients())):
+            grads = changed.mean_of_all(grads)
+    elif given.are_from_before_a_branch:
+        # Replicas that don't take this branch would not follow. So these wait for them, and fail.
+        tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))
     _go_on(strategy, grads)
     grads = parts.parts_of_sums(grads, variables)
     if strategy.sharding is not None:
@@ -396,7 +403,11 @@ def _apply_sums(
 
 
 def _sum_of_own(
-    strategy: Strategy, grads: list[Any], weights: list[Any], optimizer: Optimizer | None
+    strategy: Strategy,
+    grads: list[Any],
+    weights: list[Any],
+    optimizer: Optimizer | None,
+    is_applied: bool,
 ) -> list[Any]:
     """Return the sums of whole gradients that replicas have computed.
 
@@ -408,8 +419,11 @@ def _sum_of_own(
         grads: gradients of this replica.
         weights: their weights.
         optimizer: optimizer that applies what is computed from the sums; None if they move weights.
+        is_applied: whether the optimizer applies them in each step, so that it gets in the next one
+            what a lossy sum leaves out.
     """
-    reducer = strategy.move_reducer if optimizer is None else strategy.reducer
+    is_lossy = optimizer is not None and is_applied
+    reducer = strategy.reducer if is_lossy else strategy.move_reducer
     first = [] if optimizer is None else [optimizer]
     parts, left = strategy.parts, dict(enumerate(weights))
     own = parts.own_parts(_weighted(strategy, grads, weights), weights)

@@ -88,9 +88,11 @@ class Weight(_Readable, MirroredVariable):
 
     Attributes:
         beside: key of the weight whose slot this is; empty for a variable that is no slot.
+        differs_between_teams: whether replicas of several teams may have different values.
     """
 
     beside: str = ""
+    differs_between_teams = False
 
     @property
     def handle(self) -> Any:
@@ -109,10 +111,12 @@ class Weight(_Readable, MirroredVariable):
             raise ValueError(_OTHERS_WOULD_NOT_FOLLOW.format(path_of(self)))
         if step.is_reduced or self.distribute_strategy.extended.number_of_replicas == 1:
             return update_fn(own_copy(self), value, **kwargs)
-        if step.gradients.are_changed([value]) and step.gradients.sum_first([value]):
-            return super()._update_replica(update_fn, value, **kwargs)
-        if step.assigned is not None and self.dtype.is_floating and self._differs(value):
-            step.assigned.append(self)
+        are_sums = step.gradients.are_changed([value]) and step.gradients.sum_first([value])
+        if step.assigned is not None and self.dtype.is_floating:
+            if not are_sums and self._differs(value):
+                step.assigned.apart_in_team.append(self)
+            elif self.differs_between_teams:
+                step.assigned.apart_in_teams.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
 
     def _differs(self, value: Any) -> bool:
@@ -249,10 +253,10 @@ class LocalWeight(OfKeras):
     """
 
     observer = Observer()
+    differs_between_teams = True
 
     def _differs(self, value: Any) -> bool:
-        # Values that are computed from other weights, as a moving average is, differ as these do.
-        return not this_step().is_of_all or Weight._differs(self, value)
+        return Weight._differs(self, value)
 
     def of_replica(self, local_id: int, whole: tf.Tensor) -> tf.Tensor:
         return whole

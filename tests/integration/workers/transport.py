@@ -1,7 +1,6 @@
 """One worker that reduces once over whatever transport its environment says, and prints how."""
 
 import os
-import time
 
 import tensorflow as tf
 from helpers import PATIENCE
@@ -14,7 +13,6 @@ transports = os.environ["TRANSPORTS"].split(",")  # by rank
 
 
 def main():
-    time.sleep(float(os.environ.get("LATE", "0")))
     group = Group.cluster(deadline=PATIENCE, transport=transports[rank % len(transports)])
     try:
         (y,) = group.function(lambda c, x: all_reduce(x, c))([tf.ones([100_000])])

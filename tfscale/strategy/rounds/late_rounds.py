@@ -48,6 +48,10 @@ class LateRounds(ModelRounds):
         if self.state.flags:
             self.close()
 
+    def _mixed_by_rule(self) -> Sequence[Any]:
+        """Return nothing: replicas have the same weights, unless a step moves them."""
+        return []
+
     def _after_local_step(self, round: ReplicaRound, position: tf.Tensor) -> None:
         """Do nothing: no step ends the round."""
 

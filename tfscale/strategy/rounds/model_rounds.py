@@ -78,14 +78,19 @@ class ModelRounds:
         Args:
             statistics: variables that the step has assigned, except those of the optimizer.
         """
-        trained = {id(weight) for weight in self.state.weights}  # the rule mixes these by itself
-        others = [v for v in [*self._statistics, *statistics] if id(v) not in trained]
+        mixed = {id(weight) for weight in self._mixed_by_rule()}
+        others = [v for v in [*self._statistics, *statistics] if id(v) not in mixed]
         self._statistics = list({id(v): v for v in others}.values())
         round, alone = self._round(), this_step().alone
         for flag in (round.flags.weights_differ, round.flags.optimizers_differ):
             flag.assign(True if alone is True else tf.logical_or(flag.read(), alone))
         round.steps.assign(round.optimizer_steps())
         self._after_local_step(round, round.position.assign_add(1, read_value=True))
+
+    def _mixed_by_rule(self) -> Sequence[Any]:
+        """Return the weights that the rule mixes at the end of a round."""
+        weights: Sequence[Any] = self.state.weights
+        return weights
 
     def before_evaluation(self) -> None:
         """Load the weights to evaluate, before a step of an evaluation or a prediction."""
