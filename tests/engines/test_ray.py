@@ -25,8 +25,8 @@ pytestmark = [
 def run(program, *arguments, **variables):
     return subprocess.run(
         [str(ROOT / PYTHON), str(PROGRAMS / program), *map(str, arguments)],
-        env={**PLAIN, **POLITE_TO_NOBODY, **variables}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        timeout=PATIENCE,
+        env={**PLAIN, **POLITE_TO_NOBODY, **variables}, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
 
 

@@ -67,6 +67,13 @@ def first_as_it_is_but_last(model, data, tape, loss):
     model.descend(0, gradients[:2])
 
 
+def clips_kernels(model, data, tape, loss):
+    """An optimizer gets changed gradients beside others."""
+    for which, layer in enumerate([model.first, model.second]):
+        kernel, bias = tape.gradient(loss, layer.trainable_weights)
+        model.descend(which, [tf.clip_by_norm(kernel, 0.05), bias])
+
+
 def kernels_decay_by_a_variable(model, data, tape, loss):
     """The changed ones may differ between replicas; the others are sums as they are."""
     for which, layer in enumerate([model.first, model.second]):
@@ -138,7 +145,7 @@ def replicas(number=2, **settings):
 
 STEPS = [
     *(clip_both, first_as_it_is, first_as_it_is_but_last, again_where_gradients_lead),
-    *(adds_losses_of_two_kinds, in_a_function, kernels_decay_by_a_variable),
+    *(adds_losses_of_two_kinds, in_a_function, clips_kernels, kernels_decay_by_a_variable),
 ]
 
 
@@ -385,8 +392,12 @@ def kernel(model):
     return model.net.get_weights()[0]
 
 
+def only_if(predicate, apply):
+    tf.cond(predicate, lambda: (apply(), tf.constant(0))[1], lambda: tf.constant(0))
+
+
 def every_second(model, apply):
-    tf.cond(model.steps % 2 == 0, lambda: (apply(), tf.constant(0))[1], lambda: tf.constant(0))
+    only_if(model.steps % 2 == 0, apply)
 
 
 def all_in_a_branch(model, x, y):
@@ -396,6 +407,13 @@ def all_in_a_branch(model, x, y):
 def applies_in_a_branch(model, x, y):
     gradients = model.gradients(x, y)
     every_second(model, lambda: model.descend(gradients))
+
+
+def applies_if_the_norm_is_small(model, x, y):
+    """The norm of a replica's part is another one."""
+    gradients = model.gradients(x, y)
+    is_small = tf.linalg.global_norm(gradients) < 3.3  # so are four of eight
+    only_if(is_small, lambda: model.descend(gradients))
 
 
 def clips_in_a_branch(model, x, y):
@@ -408,7 +426,10 @@ def clips_before_a_branch(model, x, y):
     every_second(model, lambda: model.descend(clipped))
 
 
-BRANCHES = [all_in_a_branch, applies_in_a_branch, clips_in_a_branch, clips_before_a_branch]
+BRANCHES = [
+    *(all_in_a_branch, applies_in_a_branch, applies_if_the_norm_is_small),
+    *(clips_in_a_branch, clips_before_a_branch),
+]
 
 
 @pytest.mark.one_in(2)
@@ -420,7 +441,20 @@ def test_a_step_may_apply_gradients_in_a_branch(step, wire, share):
     found = kernel(fitted(step, replicas(wire={"kernel": wire})))
     change, error = (np.linalg.norm(expected - other) for other in (1, found))
     assert 0 < error < share * change
-    assert wire == "fp32" or error > 1e-3 * change  # the wire was used
+    # A branch that is not taken drops its gradients, and what a wire leaves of them must not stay.
+    is_lossy = wire == "int4" and step is all_in_a_branch
+    assert is_lossy == (error > 1e-3 * change)
+
+
+def test_replicas_that_choose_different_branches_fail_at_the_deadline():
+    def step(model, x, y):
+        gradients = model.gradients(x, y)
+        is_small = tf.reduce_mean(tf.square(y - model(x))) < 33  # of a replica's own rows
+        only_if(is_small, lambda: model.descend(gradients))
+
+    strategy = tfscale.ScaleStrategy("ring", devices=["CPU:0", "CPU:1"], deadline=3)
+    with pytest.raises(tf.errors.DeadlineExceededError, match="has not reached this collective"):
+        fitted(step, strategy)
 
 
 def clips(model, x, y):

@@ -91,14 +91,40 @@ def test_moving_averages_of_weights_agree_when_fit_returns(rule):
         np.testing.assert_array_equal(one, other, err_msg=variable.path)
 
 
+class NotesNorm(OfOneLayer):
+    def __init__(self):
+        super().__init__()
+        self.norm = self.add_weight(name="norm", trainable=False)
+
+    def changed(self, gradients):
+        self.norm.assign(tf.linalg.global_norm(gradients))
+        return gradients
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    "rule",
+    [sync.LocalSGD(4, start=2), sync.Hierarchical(outer=sync.LocalSGD(4), group=2)],
+    ids=repr,
+)
+def test_values_that_a_team_computes_of_its_gradients_agree_when_fit_returns(rule):
+    assert np.ptp(copies(trained(NotesNorm, replicas(4, rule)).norm)) == 0
+
+
 class Moves(OfOneLayer):
     """A model that moves its weights within a step, as SAM does, here by nothing."""
+
+    factor = 0.0
 
     def train_step(self, data):
         moves = self.gradients(*data)
         for weight, move in zip(self.net.trainable_variables, moves, strict=True):
-            weight.assign_add(0.0 * move)
+            weight.assign_sub(self.factor * move)
         return super().train_step(data)
+
+
+class MovesFar(Moves):
+    factor = 0.1
 
 
 class Middle(keras.callbacks.Callback):
@@ -110,7 +136,11 @@ class Middle(keras.callbacks.Callback):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("rule", [RULES["elastic"], RULES["gossip"], RULES["diloco"]], ids=repr)
+@pytest.mark.parametrize(
+    "rule",
+    [RULES["elastic"], RULES["gossip"], pytest.param(RULES["diloco"], marks=pytest.mark.slow)],
+    ids=repr,
+)
 def test_a_rule_mixes_weights_that_a_step_has_moved_as_all_others(rule):
     found = []
     for kind in (OfOneLayer, Moves):
@@ -157,6 +187,11 @@ def test_an_own_clip_of_sums_that_come_late_is_refused():
     with pytest.raises(ValueError, match="BoundedStaleness.*changes its gradients before"):
         trained(Clips, replicas(2, sync.BoundedStaleness(1)))
     trained(Moves, replicas(2, sync.BoundedStaleness(1)))
+
+
+def test_replicas_agree_when_fit_returns_though_each_has_moved_its_weights():
+    for weight in trained(MovesFar, replicas(2, sync.BoundedStaleness(1))).net.weights:
+        assert np.ptp(copies(weight), axis=0).max() == 0
 
 
 class TrainsItself(OfOneLayer):

@@ -150,7 +150,9 @@ def accumulated(
         own = parts if number is None else times(number, parts, of_window)
         return own if reduce is None else reduce(own, of_window)
 
-    return grads if number is None else times(1 / tf.cast(number, tf.float64), grads, variables), window
+    if number is not None:
+        grads = times(1 / tf.cast(number, tf.float64), grads, variables)
+    return grads, window
 
 
 def _number_of_sums(strategy: Strategy, are_sums: bool) -> Any:

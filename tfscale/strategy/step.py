@@ -55,17 +55,17 @@ class Assigned:
     """Variables that a replica has assigned in a step, and in which replicas may differ now.
 
     Attributes:
-        apart_in_team: those in which replicas of the team may differ.
-        apart_in_teams: those in which replicas of other teams may differ only.
+        differ_by_replica: variables that may have another value on each replica.
+        differ_by_team: variables that have the same value on all replicas of a team.
     """
 
-    apart_in_team: list[Any] = dataclasses.field(default_factory=list)
-    apart_in_teams: list[Any] = dataclasses.field(default_factory=list)
+    differ_by_replica: list[Any] = dataclasses.field(default_factory=list)
+    differ_by_team: list[Any] = dataclasses.field(default_factory=list)
 
     @property
     def every(self) -> list[Any]:
         """All these variables."""
-        return [*self.apart_in_team, *self.apart_in_teams]
+        return [*self.differ_by_replica, *self.differ_by_team]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Step:
         Args:
             window: function that sums accumulated gradients at the end of their window.
         """
-        return dataclasses.replace(self, is_reduced=True, window=window)
+        return dataclasses.replace(self, is_reduced=True, window=window, gradients=Gradients())
 
     @property
     def sums_in_backward_pass(self) -> bool:

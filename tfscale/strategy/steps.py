@@ -117,7 +117,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
             with during(dataclasses.replace(full, assigned=assigned)):
                 with reducing(keras_losses.reduced), _tapes_of(full, parts), inlined():
                     result = fn(data)
-                statistics.average(assigned.apart_in_team)
+                statistics.average(assigned.differ_by_replica)
                 result = _result(strategy, step, result)
             if own_rounds is not None:
                 with _only_with(data):

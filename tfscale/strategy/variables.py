@@ -114,9 +114,9 @@ class Weight(_Readable, MirroredVariable):
         are_sums = step.gradients.are_changed([value]) and step.gradients.sum_first([value])
         if step.assigned is not None and self.dtype.is_floating:
             if not are_sums and self._differs(value):
-                step.assigned.apart_in_team.append(self)
+                step.assigned.differ_by_replica.append(self)
             elif self.differs_between_teams:
-                step.assigned.apart_in_teams.append(self)
+                step.assigned.differ_by_team.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
 
     def _differs(self, value: Any) -> bool:

@@ -62,7 +62,7 @@ class StageState(OwnedCopy):
         step = this_step()
         assigned = None if step.is_reduced or not self.dtype.is_floating else step.assigned
         if assigned is not None and not Statistic.is_agreed(self, value):
-            assigned.append(self)
+            assigned.differ_by_replica.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
 
 
