@@ -13,7 +13,7 @@ from tfscale.native import library
 
 PACKAGE = Path(tfscale.__file__).parent
 # Of the whole walk, and of its part before the reducer.
-CALLS, FILES = 15, 8
+CALLS, FILES = 14, 8
 CALLS_BEFORE, FILES_BEFORE = 5, 3
 RUN, REDUCE = ("strategy/strategy.py", "run"), ("exchange/reducer.py", "reduce")
 

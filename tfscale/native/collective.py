@@ -89,7 +89,10 @@ def all_reduce(
     common = common_arguments(
         communicator, made, "all_reduce", wire, stochastic, seed, piece_bytes, name, residual
     )
-    return _reduce("all_reduce", x, reduction, residual, common)
+    reduction = arguments.choice(reduction, "reduction", ("sum", "mean"))
+    given = checked_residual(residual, x)
+    y, kept = run_op("all_reduce", x=x, residual=given, reduction=reduction, **common)
+    return y if residual is None else (y, kept[0])
 
 
 def reduce_scatter(
@@ -127,7 +130,10 @@ def reduce_scatter(
     common = common_arguments(
         communicator, half, "reduce_scatter", wire, stochastic, seed, piece_bytes, name, residual
     )
-    return _reduce("reduce_scatter", x, reduction, residual, common)
+    reduction = arguments.choice(reduction, "reduction", ("sum", "mean"))
+    given = checked_residual(residual, x)
+    y, kept = run_op("reduce_scatter", x=x, residual=given, reduction=reduction, **common)
+    return y if residual is None else (y, kept[0])
 
 
 def all_gather(
@@ -251,13 +257,6 @@ def mix(
     own = wide / tf.constant(part.denominator, wide.dtype)
     common = common_arguments(communicator, made, "mix", wire, stochastic, seed, piece_bytes, name)
     return tf.cast(run_op("mix", x=own, **common), x.dtype)
-
-
-def _reduce(op: str, x: Any, reduction: str, residual: Any, common: dict[str, Any]) -> Any:
-    arguments.choice(reduction, "reduction", ("sum", "mean"))
-    given = checked_residual(residual, x)
-    y, kept = run_op(op, x=x, residual=given, reduction=reduction, **common)
-    return y if residual is None else (y, kept[0])
 
 
 def run_op(op: str, **arguments: Any) -> Any:
@@ -463,7 +462,8 @@ def _inputs_without_gradient(op: tf.Operation) -> list[None]:
 @tf.RegisterGradient("TfscaleAllReduce")
 def _all_reduce_gradient(op: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> list[Any]:
     common = {**shared_with_gradient(op), **same_schedule(op)}
-    dx = _reduce("all_reduce", dy, op.get_attr("reduction").decode(), None, common)
+    reduction = op.get_attr("reduction")
+    dx, _ = run_op("all_reduce", x=dy, residual=[], reduction=reduction, **common)
     return [None, dx, *_inputs_without_gradient(op)]
 
 
@@ -478,7 +478,7 @@ def _reduce_scatter_gradient(op: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> 
 @tf.RegisterGradient("TfscaleAllGather")
 def _all_gather_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
     common = {**shared_with_gradient(op), **_other_half(op, "reduce_scatter")}
-    dx = _reduce("reduce_scatter", dy, "sum", None, common)
+    dx, _ = run_op("reduce_scatter", x=dy, residual=[], reduction="sum", **common)
     return [None, dx, *_inputs_without_gradient(op)]
 
 
@@ -486,7 +486,7 @@ def _all_gather_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
 def _broadcast_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
     ranks, rank = op.get_attr("ranks"), op.get_attr("rank")
     common = {**shared_with_gradient(op), **_schedule_attributes(resolved("ring", ranks), rank)}
-    dx = _reduce("all_reduce", dy, "sum", None, common)
+    dx, _ = run_op("all_reduce", x=dy, residual=[], reduction="sum", **common)
     is_root = Kind.FINALISE in op.get_attr("program")[::4]
     return [None, dx if is_root else tf.zeros_like(dx), *_inputs_without_gradient(op)]
 
