@@ -12,6 +12,7 @@ from helpers import ROOT
 from rich.console import Console
 
 from tfscale.native.toolchain import TensorFlow
+from tfscale.support import cgroups
 from tfscale.tools.doctor import all_reduce, check, library, machine, network, probe, show, versions
 from tfscale.tools.doctor.probe import Seen
 
@@ -103,7 +104,7 @@ def test_modules_of_the_users_folder_do_not_disturb_the_probe(tmp_path, monkeypa
 @pytest.fixture
 def group(tmp_path, monkeypatch):
     """A folder of a control group, in which a test writes the files of one."""
-    monkeypatch.setattr(machine, "cgroups", lambda controller: [tmp_path / "none", tmp_path])
+    monkeypatch.setattr(cgroups, "folders", lambda controller: [tmp_path / "none", tmp_path])
 
     def write(**files):
         for name, text in files.items():
@@ -157,7 +158,7 @@ def test_files_that_are_only_cached_count_as_free(group, monkeypatch):
 def test_this_process_is_in_groups_that_there_are():
     for controller in ("cpu", "memory"):
         assert all(
-            str(folder).startswith("/sys/fs/cgroup") for folder in machine.cgroups(controller)
+            str(folder).startswith("/sys/fs/cgroup") for folder in cgroups.folders(controller)
         )
 
 

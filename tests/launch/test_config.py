@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tfscale.cluster import config
+from tfscale.native.group import resolver_of
 
 TWO = {"worker": ["a:1", "b:2"]}
 
@@ -78,6 +79,17 @@ def test_a_task_that_is_not_in_the_cluster(task, problem):
 )
 def test_what_tensorflow_takes_is_taken(good):
     config.check(json.dumps(good))
+
+
+def test_parameter_servers_are_refused():
+    cluster = {"cluster": {**TWO, "ps": ["c:3"]}, "task": {"type": "worker", "index": 0}}
+    assert "leave 'ps' out of the cluster" in told(json.dumps(cluster))
+
+
+def test_an_evaluator_computes_alone(monkeypatch):
+    task = {"type": "evaluator", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": TWO, "task": task}))
+    assert resolver_of(None).cluster_spec().as_dict() == {}
 
 
 def test_a_long_one_is_shortened():

@@ -7,7 +7,9 @@ import pytest
 
 from tests.launch.test_sources import srun
 from tests.launcher.launching import PROGRAMS
+from tfscale.support import cgroups
 from tfscale.tools.launch import hosts as named
+from tfscale.tools.launch import machine, supervised
 from tfscale.tools.launch.command import described, of_repetition
 from tfscale.tools.launch.hosts import Host, places
 from tfscale.tools.launch.request import parse
@@ -131,6 +133,24 @@ def test_gpus_are_shared_out(monkeypatch):
         ValueError, match="5 workers with 1 GPU each need 5 GPUs, and this host has 4"
     ):
         described(parse(["-n", "5", "says.py"]))
+
+
+@pytest.mark.parametrize("nothing", ["NoDevFiles", "none", "void", "-1", ""])
+def test_words_for_no_gpu(monkeypatch, nothing):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", nothing)
+    assert gpus_of(["-n", "2", "says.py"]) == []
+
+
+def test_a_quota_counts_as_so_many_cores(monkeypatch):
+    monkeypatch.setattr(machine, "cores", lambda: list(range(64)))
+    monkeypatch.setattr(cgroups, "processors", lambda: 3.9)
+    assert parse(["-n", "cpu", "says.py"]).hosts == [Host("localhost", 4)]
+    assert "TF_NUM_INTRAOP_THREADS=2" in described(parse(["-n", "2", "says.py"]))
+
+
+def test_an_address_with_a_user_is_one_that_ssh_knows():
+    (*_, name, _) = supervised._command(Host("me@[2001:db8::1]", 1), "ssh", "python3")
+    assert name == "me@2001:db8::1"
 
 
 def test_without_gpus_a_worker_per_core_or_several_logical_cpus():

@@ -47,6 +47,8 @@ def _problem(text: str) -> str:
 def _problem_of_cluster(cluster: Any) -> str:
     if not isinstance(cluster, dict):
         return "has a cluster that is not an object of lists of addresses"
+    if "ps" in cluster:
+        return "has parameter servers, which tfscale does not use: leave 'ps' out of the cluster"
     seen = set()
     for job, addresses in cluster.items():
         listed = addresses.values() if isinstance(addresses, dict) else addresses

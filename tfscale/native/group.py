@@ -517,6 +517,9 @@ def resolver_of(
     resolver = given or by_variable()
     if isinstance(resolver, by_variable):
         config.check(os.environ.get("TF_CONFIG", "{}"))
+        if resolver.task_type == "evaluator":  # it is no worker, and computes alone
+            alone = tf.train.ClusterSpec({})
+            return tf.distribute.cluster_resolver.SimpleClusterResolver(alone)
     return resolver
 
 

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 
 from tfscale.native import memory as memory_of_process
+from tfscale.support import cgroups
+from tfscale.support.cgroups import text_of
 from tfscale.tools.doctor.check import Check, ok, problem, warning
 from tfscale.tools.doctor.probe import Seen
 
@@ -64,7 +66,7 @@ def cores() -> Check:
     here = len(os.sched_getaffinity(0))
     of = f" of the machine's {os.cpu_count()}" if here != os.cpu_count() else ""
     found = f"{here}{of} ({platform.machine()}{_vectors()})"
-    quota = _cpu_quota()
+    quota = cgroups.processors()
     if quota is None or quota >= here:
         return ok("cores", found)
     return warning(
@@ -78,21 +80,9 @@ def cores() -> Check:
 
 def _vectors() -> str:
     known = ("sse2", "f16c", "avx2", "avx512f", "asimd", "sve")
-    words = set((_text(Path("/proc/cpuinfo")) or "").split())
+    words = set((text_of(Path("/proc/cpuinfo")) or "").split())
     found = " ".join(name for name in known if name in words)
     return f", vectors: {found}" if found else ""
-
-
-def _cpu_quota() -> float | None:
-    """Return the smallest quota of this process's groups, in cores; None if unlimited."""
-    quotas = []
-    for folder in cgroups("cpu"):
-        quota, _, period = (_text(folder / "cpu.max") or "").partition(" ")  # version 2
-        quota = quota or _text(folder / "cpu.cfs_quota_us") or ""
-        period = period or _text(folder / "cpu.cfs_period_us") or ""
-        if quota.isdecimal() and period.isdecimal():
-            quotas.append(int(quota) / int(period))
-    return min(quotas, default=None)
 
 
 # ---------------------------------------------------------------------------- memory
@@ -166,9 +156,9 @@ def _touch_seconds() -> tuple[float, float, float]:
 def _memory_limits() -> list[tuple[int, int]]:
     """Return limit and use of each group of this process that has a limit."""
     found = []
-    for folder in cgroups("memory"):
-        limit = _text(folder / "memory.max") or _text(folder / "memory.limit_in_bytes") or ""
-        used = _text(folder / "memory.current") or _text(folder / "memory.usage_in_bytes") or ""
+    for folder in cgroups.folders("memory"):
+        limit = text_of(folder / "memory.max") or text_of(folder / "memory.limit_in_bytes") or ""
+        used = text_of(folder / "memory.current") or text_of(folder / "memory.usage_in_bytes") or ""
         if limit.isdecimal() and used.isdecimal() and int(limit) < _UNLIMITED:
             # The kernel drops cached files when memory is short.
             cached = _cached_bytes(folder / "memory.stat")
@@ -177,12 +167,12 @@ def _memory_limits() -> list[tuple[int, int]]:
 
 
 def _cached_bytes(file: Path) -> int:
-    fields = dict(line.split(maxsplit=1) for line in (_text(file) or "").splitlines())
+    fields = dict(line.split(maxsplit=1) for line in (text_of(file) or "").splitlines())
     return int(fields.get("total_inactive_file", fields.get("inactive_file", "0")))
 
 
 def _meminfo_bytes(name: str) -> int:
-    for line in (_text(Path("/proc/meminfo")) or "").splitlines():
+    for line in (text_of(Path("/proc/meminfo")) or "").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
@@ -233,27 +223,3 @@ def shm(gpus: int) -> Check:
         "If NCCL says that it cannot open shared memory, give the container more: "
         "docker run --shm-size=1g.",
     )
-
-
-# --------------------------------------------------------------------------- cgroups
-
-
-def cgroups(controller: str) -> list[Path]:
-    """Return the folders of the groups that limit this process, from the innermost to the root."""
-    found = []
-    for line in (_text(Path("/proc/self/cgroup")) or "").splitlines():
-        _, controllers, own = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = Path("/sys/fs/cgroup", controller if controllers else "")
-        place = root / own.lstrip("/")
-        # In a container, the path may be that of the host, and only the root exists.
-        found += [each for each in (place, *place.parents) if each.is_relative_to(root)]
-    return found
-
-
-def _text(file: Path) -> str | None:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return None

@@ -6,10 +6,20 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tfscale.support import cgroups
+
+_NO_GPU = ("-1", "NoDevFiles", "none", "void", "")  # Slurm and container runtimes write these, too
+
 
 def cores() -> list[int]:
     """Return the cores on which this process may run."""
     return sorted(os.sched_getaffinity(0))
+
+
+def processors() -> int:
+    """Return how many processes of this host can compute at once: cores, or a container's quota."""
+    quota = cgroups.processors()
+    return len(cores()) if quota is None else max(1, min(len(cores()), round(quota)))
 
 
 def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -19,7 +29,7 @@ def gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
         found = Path("/proc/driver/nvidia/gpus")
         return [str(i) for i in range(len(list(found.iterdir())))] if found.is_dir() else []
     names = [name.strip() for name in chosen.split(",")]
-    return [name for name in names if name and name != "-1"]
+    return [name for name in names if name not in _NO_GPU]
 
 
 def part(things: Sequence, index: int, count: int) -> list:  # type: ignore[type-arg]
@@ -36,7 +46,7 @@ def shared(
     """Return variables that give one of this host's workers its share of threads and GPUs."""
     found = {}
     if count > 1:
-        threads = str(len(part(cores(), local, count)))
+        threads = str(len(part(range(processors()), local, count)))
         names = ("TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
         found = {name: threads for name in names if name not in environment}
     if listed := gpus(environment):

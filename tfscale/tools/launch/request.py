@@ -159,13 +159,13 @@ def _number(text: str | None, devices: int | None) -> int:
     """Return the number of workers of a host: as given, or as many as fit on this host."""
     if text is None:
         return 1
-    gpus, cores = len(machine.gpus()), len(machine.cores())
+    gpus, processors = len(machine.gpus()), machine.processors()
     if text == "auto":
         text = "gpu" if gpus else "cpu"
     if text == "gpu" and not gpus:
         raise ValueError("-n gpu: this host has no GPU; use a number, or -n cpu")
     if text in ("gpu", "cpu"):
-        return max(1, (gpus if text == "gpu" else cores) // (devices or 1))
+        return max(1, (gpus if text == "gpu" else processors) // (devices or 1))
     if not text.isdecimal() or text == "0":
         raise ValueError(f"-n {text} is neither a number of workers nor one of cpu, gpu and auto")
     return int(text)

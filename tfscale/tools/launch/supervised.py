@@ -90,6 +90,7 @@ class Supervised:
                     and message["tfscale"] == __version__
                 ):
                     self.greeting = message
+                    self._words.clear()  # what a login says explains nothing that comes later
                     return
                 if "tfscale" in message:
                     raise HostError(
@@ -121,6 +122,8 @@ class Supervised:
     def lost(self, what: str = "its connection was cut") -> HostError:
         """Return the error that says why the supervisor is gone."""
         said = " ".join("".join(self._words).split())[-400:]
+        if self.greeting:
+            return HostError(f"{self.host.name}: {what}{said and f'; it said: {said}'}")
         advice = next((f" ({advice})" for sign, advice in _ADVICE if sign in said), "")
         return HostError(f"{self.host.name}: {said or what}{advice}")
 
@@ -165,7 +168,9 @@ def _command(host: Host, ssh: str, python: str) -> Sequence[str]:
     # If PYTHONPATH finds this package here, it finds it there, too.
     path = [f"{name}={value}" for name, value in _path().items()]
     there = shlex.join(["env", *path, *program])
-    return [*shlex.split(ssh), *_SSH_OPTIONS, host.name.strip("[]"), f"cd / && exec {there}"]
+    user, at, place = host.name.rpartition("@")
+    name = f"{user}{at}{place.strip('[]')}"
+    return [*shlex.split(ssh), *_SSH_OPTIONS, name, f"cd / && exec {there}"]
 
 
 def _path() -> dict[str, str]:
