@@ -331,6 +331,38 @@ def test_custom_loops_that_change_gradients_train_as_one_device(step, shard, pas
         np.testing.assert_allclose(one, other, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("aggregation", ["NONE", "SUM"])
+def test_a_loop_may_move_variables_of_tensorflow_by_hand(aggregation):
+    """A variable with an aggregation makes a whole of its parts by itself."""
+    found = []
+    for strategy in (None, replicas()):
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            aggregations = getattr(tf.VariableAggregation, aggregation)
+            weight, last = (
+                tf.Variable(tf.ones([12, 5]), aggregation=aggregations) for _ in range(2)
+            )
+
+        def step(x, y, weight=weight, last=last):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(x @ weight - y)) / ROWS
+            gradient = tape.gradient(loss, weight)
+            weight.assign_sub(0.1 * gradient)
+            last.assign(gradient)
+
+        def of_all(x, y, strategy=strategy, step=step):
+            strategy.run(step, (x, y)) if strategy else step(x, y)
+
+        draw = np.random.default_rng(0)
+        arrays = [draw.standard_normal((48, width)).astype("f4") for width in (12, 5)]
+        batches = tf.data.Dataset.from_tensor_slices(tuple(arrays)).batch(ROWS)
+        run = tf.function(of_all)
+        for batch in strategy.experimental_distribute_dataset(batches) if strategy else batches:
+            run(*batch)
+        found.append([each for v in (weight, last) for each in getattr(v, "values", [v] * 2)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5, rtol=0)
+
+
 def all_reduces_of(step):
     found = []
 
@@ -455,6 +487,32 @@ def test_replicas_that_choose_different_branches_fail_at_the_deadline():
     strategy = tfscale.ScaleStrategy("ring", devices=["CPU:0", "CPU:1"], deadline=3)
     with pytest.raises(tf.errors.DeadlineExceededError, match="has not reached this collective"):
         fitted(step, strategy)
+
+
+def keeps(make):
+    """Return a step that adds up gradients in a variable, and applies the sum of two steps."""
+    made = []
+
+    def step(model, x, y):
+        with tf.init_scope():
+            made or made.append(make())
+        (kept,), (gradient,) = made, model.gradients(x, y)
+        kept.assign_add(gradient)
+
+        def apply():
+            model.descend([tf.convert_to_tensor(kept)])
+            kept.assign(tf.zeros_like(gradient))
+
+        every_second(model, apply)
+
+    return step
+
+
+@pytest.mark.parametrize("kind", [tf.Variable, keras.Variable])
+def test_a_step_may_add_up_gradients_in_a_variable_of_its_own(kind):
+    steps = [keeps(lambda: kind(tf.zeros([32, 64]), trainable=False)) for _ in range(2)]
+    found = [fitted(step, each) for step, each in zip(steps, (None, replicas()), strict=True)]
+    np.testing.assert_allclose(*map(kernel, found), atol=1e-6, rtol=0)
 
 
 def clips(model, x, y):

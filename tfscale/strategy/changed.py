@@ -14,7 +14,7 @@ Eager steps have no graph to change, and there each replica changes its part.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -74,8 +74,10 @@ class Gradients:
     @property
     def are_from_before_a_branch(self) -> bool:
         """Whether a tape has given gradients before the branch or the loop that is being traced."""
-        here = tf.compat.v1.get_default_graph()
-        return any(one.tensors[0].graph is not here for given in self._given for one in given)
+        outside, graph = set(), tf.compat.v1.get_default_graph()
+        while graph := getattr(graph, "outer_graph", None):
+            outside.add(graph)
+        return any(one.tensors[0].graph in outside for given in self._given for one in given)
 
     @property
     def come_late(self) -> bool:
@@ -154,22 +156,29 @@ class Gradients:
     def are_changed(self, values: Sequence[Any]) -> bool:
         """Return whether the step has computed any of these values from gradients of its tapes.
 
-        In a branch, gradients from before the branch count as changed: the step may have chosen the
-        branch by them, as by their norm.
+        Gradients as they are, and sums of them, do not count: an optimizer gets the sums of these.
+        But in a branch, gradients from before the branch count as changed: the step may have chosen
+        the branch by them, as by their norm.
         """
-        if not self._by_tensor or tf.executing_eagerly():
+        if tf.executing_eagerly():
             return False
         here = tf.compat.v1.get_default_graph()
-        shown = {tensor.op for one in self._by_tensor.values() for tensor in one.tensors}
-        others = [
+        return self.are_used(
             tensor
             for tensor in _traced(values)
-            if tensor.graph is not here
-            or (tensor.op not in shown and self._sum_behind(tensor) is None)
-        ]
-        found = dataflow.gathered(others, lambda op: op in shown, self._bits)
-        changed = [tensor for tensor, is_changed in zip(others, found, strict=True) if is_changed]
-        leaves = dataflow.leaves(changed, self._by_tensor)
+            if (tensor.graph is not here and not self.come_late)
+            or (self._seen_as(tensor) is None and self._sum_behind(tensor) is None)
+        )
+
+    def are_used(self, values: Iterable[Any]) -> bool:
+        """Return whether any of these values depends on gradients of the step's tapes."""
+        if not self._by_tensor or tf.executing_eagerly():
+            return False
+        shown = {tensor.op for one in self._by_tensor.values() for tensor in one.tensors}
+        traced = _traced(values)
+        found = dataflow.gathered(traced, lambda op: op in shown, self._bits)
+        users = [tensor for tensor, uses in zip(traced, found, strict=True) if uses]
+        leaves = dataflow.leaves(users, self._by_tensor)
         # The step may have summed them by itself.
         return bool(leaves) and not any(x.op.type.startswith(_COLLECTIVES) for x in leaves)
 
@@ -206,6 +215,11 @@ class Gradients:
             for one, new in zip(own, sums, strict=True):
                 self._show_sum(one, new)
         return all(x.ref() in self._by_tensor or self._is_steady(x) for x in leaves)
+
+    def is_sum(self, gradient: Any) -> bool:
+        """Return whether the step sees a gradient of a tape, unchanged, that is a sum already."""
+        one = self._seen_as(gradient)
+        return one is not None and id(one) in self._summed
 
     def show_sums(self, grads: Sequence[Any], sums: Sequence[Any]) -> None:
         """Let the step see sums over all replicas of gradients that an optimizer gets.
@@ -254,7 +268,7 @@ def _terms(op: tf.Operation) -> list[tf.Tensor]:
     return others if len(others) == 1 and not divides_a_constant else []
 
 
-def _traced(grads: Sequence[Any]) -> list[tf.Tensor]:
+def _traced(grads: Iterable[Any]) -> list[tf.Tensor]:
     given = [tensor for gradient in grads if gradient is not None for tensor in _tensors(gradient)]
     return [x for x in given if isinstance(x, tf.Tensor) and hasattr(x, "graph")]
 

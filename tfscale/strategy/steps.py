@@ -361,9 +361,10 @@ def _apply_changed_sums(
     gradients.refuse(strategy, optimizer, variables)
     given = this_step().gradients
     if not given.sum_first(grads, optimizer):
-        # Some of them may be sums that the step has not changed.
+        may_differ = [None if given.is_sum(g) else g for g in grads]
         with during(dataclasses.replace(this_step(), gradients=changed.Gradients())):
-            grads = changed.mean_of_all(grads)
+            means = changed.mean_of_all(may_differ)
+        grads = [g if mean is None else mean for g, mean in zip(grads, means, strict=True)]
     elif given.are_from_before_a_branch:
         # Replicas that don't take this branch would not follow. So these wait for them, and fail.
         tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))

@@ -35,6 +35,8 @@ from tfscale.exchange import dataflow
 from tfscale.strategy import origin
 from tfscale.strategy.step import this_step
 
+_AGGREGATED = (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
+
 _VALUE = "VARIABLE_VALUE"  # name of a value in TensorFlow's checkpoints
 
 # Difference between the seeds of two replicas, in the first word of a generator's state: so large
@@ -111,9 +113,11 @@ class Weight(_Readable, MirroredVariable):
             raise ValueError(_OTHERS_WOULD_NOT_FOLLOW.format(path_of(self)))
         if step.is_reduced or self.distribute_strategy.extended.number_of_replicas == 1:
             return update_fn(own_copy(self), value, **kwargs)
-        are_sums = step.gradients.are_changed([value]) and step.gradients.sum_first([value])
+        if self.aggregation in _AGGREGATED:  # the program says how parts become a whole
+            return super()._update_replica(update_fn, value, **kwargs)
+        is_sum = step.gradients.are_used([value]) and step.gradients.sum_first([value])
         if step.assigned is not None and self.dtype.is_floating:
-            if not are_sums and self._differs(value):
+            if not is_sum and self._differs(value):
                 step.assigned.differ_by_replica.append(self)
             elif self.differs_between_teams:
                 step.assigned.differ_by_team.append(self)
