@@ -7,7 +7,7 @@ VENV ?= $(if $(filter $(TF_OF_VENV),$(TF)),.venv,.venv-$(TF))
 TF_PACKAGE ?= $(if $(filter x86_64,$(shell uname -m)),tensorflow-cpu,tensorflow)
 WHEEL_FOR ?= 2.20 2.21
 JOBS ?= 2
-PARTS ?= 4
+PARTS ?= 3
 FUZZ_SECONDS ?= 3
 PYTEST_ARGS ?=
 N ?= 30
@@ -123,11 +123,11 @@ test-all: test-native build ## run all tests, the full grids too (hours)
 	$(STEP) "what talks to other processes, over TensorFlow's gRPC"
 	@TFSCALE_TRANSPORT=grpc $(BIN)/python -m pytest tests/ops tests/strategy tests/callbacks $(PYTEST_ARGS)
 
+# With jobs of its own: these are so many that they would keep other parts from beginning.
 test-native: ## test and fuzz the C++ under sanitizers, without TensorFlow
 	$(STEP) "native tests"
 	@command -v $(CXX) >/dev/null || { echo "no C++ compiler: sudo apt-get install g++" >&2; exit 1; }
-	@.ci/timed native $(MAKE) -s --no-print-directory -C tests/native \
-	  $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS)) --output-sync=target \
+	@.ci/timed native env -u MAKEFLAGS $(MAKE) -s --no-print-directory -C tests/native -j$(JOBS) --output-sync=target \
 	  CXX=$(CXX) FUZZ_SECONDS=$(FUZZ_SECONDS) check
 
 test-python: $(PYTHON_PARTS) ## run the Python tests (PYTEST_ARGS="-k ring" for some)
