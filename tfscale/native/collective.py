@@ -89,9 +89,7 @@ def all_reduce(
     common = common_arguments(
         communicator, made, "all_reduce", wire, stochastic, seed, piece_bytes, name, residual
     )
-    reduction = arguments.choice(reduction, "reduction", ("sum", "mean"))
-    given = checked_residual(residual, x)
-    y, kept = run_op("all_reduce", x=x, residual=given, reduction=reduction, **common)
+    y, kept = run_op("all_reduce", **summands(x, reduction, residual), **common)
     return y if residual is None else (y, kept[0])
 
 
@@ -130,9 +128,7 @@ def reduce_scatter(
     common = common_arguments(
         communicator, half, "reduce_scatter", wire, stochastic, seed, piece_bytes, name, residual
     )
-    reduction = arguments.choice(reduction, "reduction", ("sum", "mean"))
-    given = checked_residual(residual, x)
-    y, kept = run_op("reduce_scatter", x=x, residual=given, reduction=reduction, **common)
+    y, kept = run_op("reduce_scatter", **summands(x, reduction, residual), **common)
     return y if residual is None else (y, kept[0])
 
 
@@ -257,6 +253,15 @@ def mix(
     own = wide / tf.constant(part.denominator, wide.dtype)
     common = common_arguments(communicator, made, "mix", wire, stochastic, seed, piece_bytes, name)
     return tf.cast(run_op("mix", x=own, **common), x.dtype)
+
+
+def summands(x: tf.Tensor, reduction: str = "sum", residual: Any = None) -> dict[str, Any]:
+    """Return what an op sums, checked, as its arguments."""
+    return {
+        "reduction": arguments.choice(reduction, "reduction", ("sum", "mean")),
+        "residual": checked_residual(residual, x),
+        "x": x,
+    }
 
 
 def run_op(op: str, **arguments: Any) -> Any:
@@ -462,8 +467,8 @@ def _inputs_without_gradient(op: tf.Operation) -> list[None]:
 @tf.RegisterGradient("TfscaleAllReduce")
 def _all_reduce_gradient(op: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> list[Any]:
     common = {**shared_with_gradient(op), **same_schedule(op)}
-    reduction = op.get_attr("reduction")
-    dx, _ = run_op("all_reduce", x=dy, residual=[], reduction=reduction, **common)
+    reduction = op.get_attr("reduction").decode()
+    dx, _ = run_op("all_reduce", **summands(dy, reduction), **common)
     return [None, dx, *_inputs_without_gradient(op)]
 
 
@@ -478,7 +483,7 @@ def _reduce_scatter_gradient(op: tf.Operation, dy: tf.Tensor, *_: tf.Tensor) -> 
 @tf.RegisterGradient("TfscaleAllGather")
 def _all_gather_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
     common = {**shared_with_gradient(op), **_other_half(op, "reduce_scatter")}
-    dx, _ = run_op("reduce_scatter", x=dy, residual=[], reduction="sum", **common)
+    dx, _ = run_op("reduce_scatter", **summands(dy), **common)
     return [None, dx, *_inputs_without_gradient(op)]
 
 
@@ -486,7 +491,7 @@ def _all_gather_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
 def _broadcast_gradient(op: tf.Operation, dy: tf.Tensor) -> list[Any]:
     ranks, rank = op.get_attr("ranks"), op.get_attr("rank")
     common = {**shared_with_gradient(op), **_schedule_attributes(resolved("ring", ranks), rank)}
-    dx, _ = run_op("all_reduce", x=dy, residual=[], reduction="sum", **common)
+    dx, _ = run_op("all_reduce", **summands(dy), **common)
     is_root = Kind.FINALISE in op.get_attr("program")[::4]
     return [None, dx if is_root else tf.zeros_like(dx), *_inputs_without_gradient(op)]
 
