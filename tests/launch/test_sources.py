@@ -91,7 +91,7 @@ def test_tf_config():
     ("kind", "index", "place"), [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)]
 )
 def test_the_chief_is_the_first_worker(kind, index, place):
-    cluster = {"worker": ["b:1", "c:1"], "chief": ["a:1"], "ps": ["d:1"]}
+    cluster = {"worker": ["b:1", "c:1"], "chief": ["a:1"]}
     source = find_source(tf_config(index, cluster, kind))
     assert (source.index, source.count, source.addresses) == (place, 3, ["a:1", "b:1", "c:1"])
 
