@@ -45,13 +45,13 @@ endif
 
 # What the version of TensorFlow or Keras may break: kernels, graphs that are read or changed, names that are private.
 OPS := $(filter-out %/test_build.py %/test_units.py,$(wildcard tests/ops/test_*.py))
-OF_TENSORFLOW := $(OPS) tests/integration tests/bridge \
+OF_TENSORFLOW := $(OPS) tests/integration/test_transports.py \
+  $(filter-out %/test_private_names.py,$(wildcard tests/bridge/test_*.py)) \
   $(patsubst %,tests/strategy/test_%.py,feed own_losses start) \
   $(patsubst %,tests/exchange/test_%.py,team lookups) \
-  $(patsubst %,tests/recompute/test_%.py,private traced_step) \
-  $(patsubst %,tests/optimizers/test_%.py,every fused)
+  $(patsubst %,tests/recompute/test_%.py,private traced_step) tests/optimizers/test_fused.py
 
-ADDONS := TF=2.15 VENV=.venv-addons PYTHON=python3.11 EXTRAS=plot,dev,addons
+ADDONS := TF=2.15 VENV=.venv-addons PYTHON=python3.11 EXTRAS=test,addons
 BIN := $(VENV)/bin
 # Nothing is installed into an environment outside of this checkout: it belongs to something else.
 OUTSIDE := $(filter-out $(CURDIR)/%,$(or $(realpath $(VENV)),$(abspath $(VENV))))
@@ -150,7 +150,7 @@ test-tf: build ## run some of what depends on TensorFlow: make test-tf TF=2.20
 	  $(OF_TENSORFLOW) $(PYTEST_ARGS)
 
 ci-tf: # the other TensorFlow, built by the other compiler
-	@$(MAKE) --no-print-directory test-tf TF=2.20 CXX=clang++ EXTRAS=plot,dev
+	@$(MAKE) --no-print-directory test-tf TF=2.20 CXX=clang++ EXTRAS=plot,test
 
 test-gpu: build ## test what needs a GPU (make test-gpu VENV=.venv-gpu TF_PACKAGE='tensorflow[and-cuda]')
 	$(STEP) "tests on GPUs"
@@ -212,6 +212,7 @@ $(BIN)/pip:
 	  && rm -rf pip-wheel python3-pip-whl_*.deb; } \
 	|| { rm -rf $(VENV); echo "cannot make a virtual environment;" \
 	  "install what it needs: sudo apt-get install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install -q --upgrade pip # an old one takes longer to find which packages fit
 
 ifdef OUTSIDE
 .PHONY: as-it-is

@@ -256,6 +256,7 @@ def step_of(model, optimizer, x, y):
     optimizer.apply_gradients(zip(found, model.trainable_variables))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Steady, scaled, scaled_by_8])
 @pytest.mark.parametrize("in_graph", [True, False])
 def test_a_loop_of_ones_own_is_fit(make, in_graph):
@@ -455,6 +456,7 @@ def test_training_goes_on_from_a_file_to_the_bit(tmp_path, name):
     assert furthest(fit(model, 1), fit(again, 1)) == 0
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_checkpoint_on_other_devices(tmp_path):
     model = model_of(functools.partial(Steady, update_each=3))
     fit(model, 1)

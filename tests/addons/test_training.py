@@ -53,6 +53,7 @@ def test_methods_other_than_wires():
     }
 
 
+@pytest.mark.slow
 def test_a_method_that_follows_another():
     method = {".": Staged("fp32", PowerSGD(1, saves=0), when=6)}  # of twelve updates
     strategy = tfscale.ScaleStrategy("ring", None, ["CPU:0", "CPU:1"], method=method)
