@@ -544,11 +544,42 @@ class Accumulates(Tagger):
         return tf.no_op()
 
 
+EVEN = {"x": X[:32], "y": Y[:32]}
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("own_losses", [None, "mean"])
 def test_a_mean_whose_gradients_a_step_adds_up_in_variables(own_losses):
-    even = {"x": X[:32], "y": Y[:32]}
-    check(lambda: Accumulates(mean_of_squares, 1), **even, own_losses=own_losses)
+    check(lambda: Accumulates(mean_of_squares, 1), **EVEN, own_losses=own_losses)
+
+
+def scaled_mean(model, y, p):
+    return mean_of_squares(model, y, p) / tf.distribute.get_strategy().num_replicas_in_sync
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("own_losses", ["sum", "scaled"])
+def test_variables_hold_sums_also_where_replicas_add_up_what_they_apply(own_losses):
+    check(lambda: Accumulates(scaled_mean, 1), **EVEN, own_losses=own_losses)
+
+
+class AppliesFirst(Accumulates):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(self, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        tf.cond(tf.equal(self.steps % 2, 0), self.move, tf.no_op)
+        for kept, gradient in zip(self.sums, gradients):
+            kept.assign_add(gradient)
+        self.steps.assign_add(1)
+        return {"loss": loss}
+
+
+def test_a_step_may_apply_before_it_adds_up():
+    check(lambda: AppliesFirst(scaled_mean, 1), **EVEN)
+    with pytest.raises(ValueError, match="first add up, and then apply"):
+        check(lambda: AppliesFirst(scaled_mean, 1), **EVEN, own_losses="scaled")
 
 
 def test_a_loss_function_that_gives_one_number(caplog):

@@ -20,8 +20,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.graphs import another, number_of, replace_input
-from tfscale.bridge.objects import is_variable, native
+from tfscale.bridge.objects import is_variable, native, path_of
 from tfscale.exchange import dataflow
+
+_APPLIED_BEFORE_KEPT = (
+    "an optimizer has got a gradient that is computed from {!r}, before the step adds gradients to "
+    "this variable: with this own_losses, replicas add up what they apply, and it was not known "
+    "that the variable holds sums. Let the step first add up, and then apply, or leave out "
+    "own_losses, which is for losses, and whose default fits most"
+)
 
 # It takes gradients, their weights, the optimizer that is to get them, or None, and whether that
 # optimizer gets them in any case.
@@ -70,6 +77,8 @@ class Gradients:
         self._summed: set[int] = set()  # ids of those that the step sees as sums
         self._by_tensor: dict[Any, Shown] = {}
         self._bits: dict[tf.Operation, int] = {}  # a cache
+        self._kept: list[Any] = []  # variables to which the step has assigned sums
+        self._parts: list[tf.Tensor] = []  # what was read for gradients that none of them holds
 
     @property
     def are_from_before_a_branch(self) -> bool:
@@ -182,7 +191,7 @@ class Gradients:
         # The step may have summed them by itself.
         return bool(leaves) and not any(x.op.type.startswith(_COLLECTIVES) for x in leaves)
 
-    def sum_first(self, values: Sequence[Any], optimizer: Any = None) -> bool:
+    def sum_first(self, values: Sequence[Any], optimizer: Any = None, variable: Any = None) -> bool:
         """Sum the tapes' gradients that these values are computed from, in their place.
 
         A tape may differentiate what the step has computed from gradients of another tape, so that
@@ -191,6 +200,7 @@ class Gradients:
         Args:
             values: gradients that an optimizer gets, or values that a weight gets.
             optimizer: the optimizer.
+            variable: TensorFlow's variable that gets the values.
 
         Returns:
             Whether the values are the same on all replicas of the team now.
@@ -214,7 +224,25 @@ class Gradients:
                 sums = self._total(computed, weights, optimizer, graph is here)
             for one, new in zip(own, sums, strict=True):
                 self._show_sum(one, new)
-        return all(x.ref() in self._by_tensor or self._is_steady(x) for x in leaves)
+        return all(x.ref() in self._by_tensor or self._agrees(x, variable) for x in leaves)
+
+    def keep(self, variable: Any) -> None:
+        """Note that the step assigns sums to a variable, to compute gradients from them later."""
+        if self.come_late:
+            return
+        if any(_reads(x, variable) for x in self._parts):
+            raise ValueError(_APPLIED_BEFORE_KEPT.format(path_of(variable)))
+        self._kept.append(variable)
+
+    def are_kept(self, gradient: Any) -> bool:
+        """Return whether a gradient is computed only from sums that the step keeps in variables."""
+        leaves = dataflow.leaves(_traced([gradient]), self._by_tensor)
+        if any(x.ref() in self._by_tensor or not _is_steady(x.op) for x in leaves):
+            return False
+        is_kept = any(_reads(x, variable) for x in leaves for variable in self._kept)
+        if not is_kept:
+            self._parts += leaves
+        return is_kept
 
     def is_sum(self, gradient: Any) -> bool:
         """Return whether the step sees a gradient of a tape, unchanged, that is a sum already."""
@@ -241,12 +269,11 @@ class Gradients:
             replace_input(tensor.op, 0, new)
         self._summed.add(id(one))
 
-    def _is_steady(self, x: tf.Tensor) -> bool:
-        """Return whether a tensor is a constant, or a weight that tapes have differentiated by."""
-        if x.op.type != "ReadVariableOp":
-            return bool(x.op.type == "Const")
-        weights = [one.weight for given in self._given for one in given]
-        return any(x.op.inputs[0] is x.graph.capture(native(v).handle) for v in weights)
+    def _agrees(self, x: tf.Tensor, variable: Any) -> bool:
+        """Return whether a tensor is a constant, the variable, or a weight of a tape."""
+        weights = [native(one.weight) for given in self._given for one in given]
+        known = weights if variable is None else [*weights, variable]
+        return bool(x.op.type == "Const") or any(_reads(x, one) for one in known)
 
 
 def mean_of_all(grads: Sequence[Any]) -> list[Any]:
@@ -254,6 +281,17 @@ def mean_of_all(grads: Sequence[Any]) -> list[Any]:
     dense = [tf.convert_to_tensor(g) for g in grads if g is not None]
     means = iter(tf.distribute.get_replica_context().all_reduce("MEAN", dense))
     return [None if g is None else next(means) for g in grads]
+
+
+def _is_steady(op: tf.Operation) -> bool:
+    """Return whether an operation without inputs gives the same whatever the batch is."""
+    return op.type in ("Const", "ReadVariableOp") or dataflow.is_captured(op)
+
+
+def _reads(x: tf.Tensor, variable: Any) -> bool:
+    """Return whether a tensor is the value of a variable of TensorFlow."""
+    is_read = x.op.type == "ReadVariableOp"
+    return is_read and x.op.inputs[0] is x.graph.capture(variable.handle)
 
 
 def _terms(op: tf.Operation) -> list[tf.Tensor]:

@@ -115,22 +115,16 @@ class Weight(_Readable, MirroredVariable):
             return update_fn(own_copy(self), value, **kwargs)
         if self.aggregation in _AGGREGATED:  # the program says how parts become a whole
             return super()._update_replica(update_fn, value, **kwargs)
-        is_sum = self._gets_sums() and step.gradients.are_used([value])
-        is_sum = is_sum and step.gradients.sum_first([value])
+        is_sum = False
+        if step.gradients.are_used([value]):
+            step.gradients.keep(self)
+            is_sum = step.gradients.sum_first([value], variable=self)
         if step.assigned is not None and self.dtype.is_floating:
             if not is_sum and self._differs(value):
                 step.assigned.differ_by_replica.append(self)
             elif self.differs_between_teams:
                 step.assigned.differ_by_team.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
-
-    def _gets_sums(self) -> bool:
-        """Return whether replicas sum the gradients that a step assigns to this variable.
-
-        With ``own_losses="scaled"`` they add up what the step applies. So a variable in which the
-        step keeps gradients for later must not hold sums.
-        """
-        return bool(self.trainable) or self.distribute_strategy.own_losses != "scaled"
 
     def _differs(self, value: Any) -> bool:
         """Return whether an assignment of ``value`` may make replicas differ that must agree."""
