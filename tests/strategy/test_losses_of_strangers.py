@@ -578,7 +578,7 @@ class AppliesFirst(Accumulates):
 
 def test_a_step_may_apply_before_it_adds_up():
     check(lambda: AppliesFirst(scaled_mean, 1), **EVEN)
-    with pytest.raises(ValueError, match="first add up, and then apply"):
+    with pytest.raises(ValueError, match="add up first, and then apply"):
         check(lambda: AppliesFirst(scaled_mean, 1), **EVEN, own_losses="scaled")
 
 

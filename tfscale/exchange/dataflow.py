@@ -105,6 +105,26 @@ def leaves(tensors: Iterable[tf.Tensor], known: Collection[Any]) -> list[tf.Tens
     return found
 
 
+def handles(tensors: Iterable[tf.Tensor], known: Collection[Any]) -> list[Any]:
+    """Return the handles of all variables that traced tensors depend on.
+
+    Args:
+        tensors: tensors of the graph that is being traced.
+        known: references to tensors whose own inputs do not matter.
+    """
+    found, waiting, seen = [], list(tensors), set()
+    while waiting:
+        one = waiting.pop()
+        if one.ref() in seen:
+            continue
+        seen.add(one.ref())
+        if one.dtype == tf.resource and one.op.type == "Placeholder":
+            found += [outer for outer, inner in _captures(one.op) if inner is one]
+        if one.ref() not in known:
+            waiting.extend(_sources(one.op))
+    return [one for one in found if not hasattr(one, "op")]
+
+
 def called_graphs(op: tf.Operation) -> list[tf.Graph]:
     """Return the graphs of the functions, branches or loops that an operation runs."""
     called = [op.get_attr(name) for name in _CALLS.get(op.type, ())]

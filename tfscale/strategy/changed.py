@@ -14,20 +14,20 @@ Eager steps have no graph to change, and there each replica changes its part.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfscale.bridge.graphs import another, number_of, replace_input
-from tfscale.bridge.objects import is_variable, native, path_of
+from tfscale.bridge.objects import is_variable, native
 from tfscale.exchange import dataflow
 
 _APPLIED_BEFORE_KEPT = (
-    "an optimizer has got a gradient that is computed from {!r}, before the step adds gradients to "
-    "this variable: with this own_losses, replicas add up what they apply, and it was not known "
-    "that the variable holds sums. Let the step first add up, and then apply, or leave out "
-    "own_losses, which is for losses, and whose default fits most"
+    "replicas add up gradients that are computed from {!r}, but a step adds gradients to this "
+    "variable later, so that it holds sums over all replicas already. Let the step add up first, "
+    "and then apply"
 )
 
 # It takes gradients, their weights, the optimizer that is to get them, or None, and whether that
@@ -61,6 +61,36 @@ class Shown:
     tensors: list[tf.Tensor]
 
 
+class Kept:
+    """Variables to which steps have assigned sums of gradients, to apply them later.
+
+    A later step, or another function, may compute gradients from them. All replicas have the same
+    ones, so that these must not be added up again.
+    """
+
+    def __init__(self) -> None:
+        self._copies: MutableMapping[int, Any] = weakref.WeakValueDictionary()  # their handles
+        self._added_up: MutableMapping[int, Any] = weakref.WeakValueDictionary()
+
+    def add(self, variable: Any) -> None:
+        """Note that a replica's copy of a variable, which is one of TensorFlow's, gets sums."""
+        if self._find(self._added_up, variable.handle):
+            raise ValueError(_APPLIED_BEFORE_KEPT.format(variable.name))
+        self._copies[id(variable.handle)] = variable.handle
+
+    def have(self, handles: Sequence[Any]) -> bool:
+        """Return whether one of these handles of variables is that of a copy that gets sums."""
+        return any(self._find(self._copies, handle) for handle in handles)
+
+    def add_up(self, handles: Sequence[Any]) -> None:
+        """Note that replicas add up gradients that are computed from these variables."""
+        self._added_up.update((id(handle), handle) for handle in handles)
+
+    @staticmethod
+    def _find(found: Mapping[int, Any], handle: Any) -> bool:
+        return found.get(id(handle)) is handle
+
+
 class Gradients:
     """All gradients of weights that the tapes of a step have given to it.
 
@@ -77,8 +107,6 @@ class Gradients:
         self._summed: set[int] = set()  # ids of those that the step sees as sums
         self._by_tensor: dict[Any, Shown] = {}
         self._bits: dict[tf.Operation, int] = {}  # a cache
-        self._kept: list[Any] = []  # variables to which the step has assigned sums
-        self._parts: list[tf.Tensor] = []  # what was read for gradients that none of them holds
 
     @property
     def are_from_before_a_branch(self) -> bool:
@@ -125,6 +153,14 @@ class Gradients:
             return made[gradient.ref()] if order else gradient
 
         return [computed(gradient) for gradient in grads]
+
+    def are_of(self, variable: Any) -> bool:
+        """Return whether a tape has given a gradient of this variable of TensorFlow."""
+        return any(native(one.weight) is variable for given in self._given for one in given)
+
+    def variables_of(self, values: Sequence[Any]) -> list[Any]:
+        """Return the handles of variables behind values; what tapes have given does not count."""
+        return dataflow.handles(_traced(values), self._by_tensor)
 
     def _seen_as(self, gradient: Any) -> Shown | None:
         """Return the gradient of a tape that the step sees as this one; None if there is none."""
@@ -226,24 +262,6 @@ class Gradients:
                 self._show_sum(one, new)
         return all(x.ref() in self._by_tensor or self._agrees(x, variable) for x in leaves)
 
-    def keep(self, variable: Any) -> None:
-        """Note that the step assigns sums to a variable, to compute gradients from them later."""
-        if self.come_late:
-            return
-        if any(_reads(x, variable) for x in self._parts):
-            raise ValueError(_APPLIED_BEFORE_KEPT.format(path_of(variable)))
-        self._kept.append(variable)
-
-    def are_kept(self, gradient: Any) -> bool:
-        """Return whether a gradient is computed only from sums that the step keeps in variables."""
-        leaves = dataflow.leaves(_traced([gradient]), self._by_tensor)
-        if any(x.ref() in self._by_tensor or not _is_steady(x.op) for x in leaves):
-            return False
-        is_kept = any(_reads(x, variable) for x in leaves for variable in self._kept)
-        if not is_kept:
-            self._parts += leaves
-        return is_kept
-
     def is_sum(self, gradient: Any) -> bool:
         """Return whether the step sees a gradient of a tape, unchanged, that is a sum already."""
         one = self._seen_as(gradient)
@@ -271,9 +289,11 @@ class Gradients:
 
     def _agrees(self, x: tf.Tensor, variable: Any) -> bool:
         """Return whether a tensor is a constant, the variable, or a weight of a tape."""
+        if x.op.type != "ReadVariableOp":
+            return bool(x.op.type == "Const")
         weights = [native(one.weight) for given in self._given for one in given]
         known = weights if variable is None else [*weights, variable]
-        return bool(x.op.type == "Const") or any(_reads(x, one) for one in known)
+        return any(x.op.inputs[0] is x.graph.capture(one.handle) for one in known)
 
 
 def mean_of_all(grads: Sequence[Any]) -> list[Any]:
@@ -281,17 +301,6 @@ def mean_of_all(grads: Sequence[Any]) -> list[Any]:
     dense = [tf.convert_to_tensor(g) for g in grads if g is not None]
     means = iter(tf.distribute.get_replica_context().all_reduce("MEAN", dense))
     return [None if g is None else next(means) for g in grads]
-
-
-def _is_steady(op: tf.Operation) -> bool:
-    """Return whether an operation without inputs gives the same whatever the batch is."""
-    return op.type in ("Const", "ReadVariableOp") or dataflow.is_captured(op)
-
-
-def _reads(x: tf.Tensor, variable: Any) -> bool:
-    """Return whether a tensor is the value of a variable of TensorFlow."""
-    is_read = x.op.type == "ReadVariableOp"
-    return is_read and x.op.inputs[0] is x.graph.capture(variable.handle)
 
 
 def _terms(op: tf.Operation) -> list[tf.Tensor]:

@@ -23,6 +23,7 @@ class Strategy(Protocol):
         sharding: optimizers whose state is in parts; None if each replica holds it all.
         teams: teams along the axes of a grid; None without a grid.
         parts: what replicas hold of weights: copies, or parts.
+        kept: variables in which steps keep sums of gradients.
         rounds: rounds of all models; None if replicas agree after every step.
         meets: whether workers compare their steps in the ``fit`` that runs.
         balance: changes the shares of the batch; None if they are fixed, or equal.
@@ -39,6 +40,7 @@ class Strategy(Protocol):
     sharding: Any
     teams: Any
     parts: Any
+    kept: Any
     rounds: Any
     balance: Any
     meets: bool

@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -317,7 +317,7 @@ def _apply(
     if step.is_reduced or not on_a_replica() or (is_sharded and sharding.passes_on(optimizer)):
         return original(grads, trainable_variables)
     variables = list(trainable_variables or trained_by(optimizer))
-    if step.gradients.are_changed(grads):
+    if step.gradients.are_changed(grads) or _are_kept(strategy, grads):
         if strategy.sync.bound:
             raise ValueError(_CHANGED_BEFORE_LATE_SUMS.format(strategy.sync))
         if not measures_curvature(innermost(optimizer)):
@@ -347,6 +347,18 @@ def _apply(
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     sums = Sums(grads, curvature, window)
     return _apply_sums(strategy, original, optimizer, sums, variables, trainable_variables)
+
+
+def _are_kept(strategy: Strategy, grads: Sequence[Any]) -> bool:
+    """Return whether gradients are computed from sums that a step has put into variables."""
+    step = this_step()
+    if tf.executing_eagerly() or not (step.sees_gradients or step.model is None):
+        return False
+    variables = step.gradients.variables_of(grads)
+    are_kept: bool = strategy.kept.have(variables)
+    if not are_kept and (step.model is None or strategy.own_losses in ("sum", "scaled")):
+        strategy.kept.add_up(variables)
+    return are_kept
 
 
 def _apply_changed_sums(

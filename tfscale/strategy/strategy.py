@@ -35,6 +35,7 @@ from tfscale.parallel.table import Table
 from tfscale.strategy import building, keras2_applying, making, origin, steps
 from tfscale.strategy.batch import predictions
 from tfscale.strategy.batch.balance import Balance
+from tfscale.strategy.changed import Kept
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.grid.parts import Copies
 from tfscale.strategy.grid.teams import GridTeams
@@ -172,6 +173,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         self.sync, self.own_losses = settings.sync, own_losses
         self.synchronizes_batch_norm = batch_norm == "synchronized"
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.kept = Kept()
         self.rounds: Rounds | None = None
         self.sharding: Sharding | None = None
         self.teams: GridTeams | None = None

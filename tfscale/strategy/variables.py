@@ -115,16 +115,20 @@ class Weight(_Readable, MirroredVariable):
             return update_fn(own_copy(self), value, **kwargs)
         if self.aggregation in _AGGREGATED:  # the program says how parts become a whole
             return super()._update_replica(update_fn, value, **kwargs)
-        is_sum = False
-        if step.gradients.are_used([value]):
-            step.gradients.keep(self)
-            is_sum = step.gradients.sum_first([value], variable=self)
+        is_sum = step.gradients.are_used([value]) and self._get_sums(value)
         if step.assigned is not None and self.dtype.is_floating:
             if not is_sum and self._differs(value):
                 step.assigned.differ_by_replica.append(self)
             elif self.differs_between_teams:
                 step.assigned.differ_by_team.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
+
+    def _get_sums(self, value: Any) -> bool:
+        """Sum the gradients behind a value; return whether it is the same on all replicas then."""
+        given, strategy = this_step().gradients, self.distribute_strategy
+        if strategy.rounds is None and not given.come_late and not given.are_of(self):
+            strategy.kept.add(own_copy(self))
+        return bool(given.sum_first([value], variable=self))
 
     def _differs(self, value: Any) -> bool:
         """Return whether an assignment of ``value`` may make replicas differ that must agree."""

@@ -39,9 +39,9 @@ for word in sys.argv[1:]:
     elif name == "kill":
         os.kill(os.getpid(), int(value) if value.isdigit() else getattr(signal, value))
     elif name == "print":
-        print(value)
+        print(value + "\n", end="")  # at once, whatever another stream says
     elif name == "error":
-        print(value, file=sys.stderr)
+        print(value + "\n", end="", file=sys.stderr)
     elif name == "raise":
         raise ValueError("on purpose")
     elif name == "pid":

@@ -393,9 +393,7 @@ def _unseen_weight(dtype: tf.DType) -> tf.Tensor:
 
 
 def _weighted(gradient: Any) -> Any:
-    adds_up = _choice() in ("sum", "scaled")
-    is_whole = adds_up and this_step().gradients.are_kept(gradient)
-    weight = _share().part(gradient.dtype) if is_whole else _weight(gradient.dtype)
+    weight = _weight(gradient.dtype)
     return with_numbers(gradient, lambda x: x * weight)
 
 
