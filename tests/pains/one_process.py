@@ -168,7 +168,6 @@ COMPLAINTS = {
     "tf-keras#301": Complaint(
         accumulating,
         fit(table(EVEN), kinds(EVEN)),
-        own_losses="scaled",
         title="RuntimeError: `merge_call` called while defining a new graph or a tf.function.",
     ),
     "keras#18666": Complaint(

@@ -6,7 +6,6 @@ from tests.strategy.workers.exact import record
 
 
 def train(strategy, number):
-    strategy.own_losses = COMPLAINTS[number].own_losses
     return record(strategy, COMPLAINTS[number])
 
 

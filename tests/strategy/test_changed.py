@@ -363,6 +363,51 @@ def test_a_loop_may_move_variables_of_tensorflow_by_hand(aggregation):
         np.testing.assert_allclose(one, other, atol=1e-5, rtol=0)
 
 
+def added_up(strategy, together):
+    """Weights after two windows of two steps, whose gradients a loop adds up in variables."""
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        weight, total = (tf.Variable(tf.ones([12, 5]), trainable=t) for t in (True, False))
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build([weight])
+        steps = tf.Variable(0, trainable=False)
+
+    def add(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(x @ weight - y)) / ROWS
+        total.assign_add(tape.gradient(loss, weight))
+        steps.assign_add(1)
+
+    def apply():
+        optimizer.apply_gradients([(total / 2, weight)])
+        total.assign(tf.zeros_like(total))
+
+    def both(x, y):
+        add(x, y)
+        tf.cond(steps % 2 == 0, apply, lambda: None)
+
+    run = strategy.run if strategy else (lambda step, args=(): step(*args))
+    in_one, adding, applying = (
+        tf.function(lambda *data, step=step: run(step, data)) for step in (both, add, apply)
+    )
+    draw = np.random.default_rng(0)
+    arrays = [draw.standard_normal((4 * ROWS, width)).astype("f4") for width in (12, 5)]
+    batches = tf.data.Dataset.from_tensor_slices(tuple(arrays)).batch(ROWS)
+    for i, batch in enumerate(
+        strategy.experimental_distribute_dataset(batches) if strategy else batches
+    ):
+        (in_one if together else adding)(*batch)
+        if not together and i % 2:
+            applying()
+    return weight
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_loop_may_add_up_gradients_in_a_variable_and_apply_them_later(together):
+    one, both = added_up(None, together), added_up(replicas(), together)
+    for each in both.values:
+        np.testing.assert_allclose(one, each, atol=1e-5, rtol=0)
+
+
 def all_reduces_of(step):
     found = []
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfscale.bridge.objects import (
-    path_of,
-)
+from tfscale.bridge.calls import is_for_each_row
+from tfscale.bridge.objects import path_of
 from tfscale.bridge.tensorflow import (
     DistributedValues,
     DistributedVariable,
@@ -126,8 +125,11 @@ class Weight(_Readable, MirroredVariable):
     def _get_sums(self, value: Any) -> bool:
         """Sum the gradients behind a value; return whether it is the same on all replicas then."""
         given, strategy = this_step().gradients, self.distribute_strategy
-        if strategy.rounds is None and not given.come_late and not given.are_of(self):
-            strategy.kept.add(own_copy(self))
+        if not given.are_of(self):
+            if is_for_each_row():
+                return False
+            if strategy.rounds is None and not given.come_late:
+                strategy.kept.add(own_copy(self))
         return bool(given.sum_first([value], variable=self))
 
     def _differs(self, value: Any) -> bool:
