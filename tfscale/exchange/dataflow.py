@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -91,17 +91,12 @@ def leaves(tensors: Iterable[tf.Tensor], known: Collection[Any]) -> list[tf.Tens
         tensors: tensors of the graph that is being traced.
         known: references to tensors whose own inputs do not matter.
     """
-    found, waiting, seen = [], list(tensors), set()
-    while waiting:
-        one = waiting.pop()
-        if one.ref() in seen:
+    found = []
+    for one, sources in _behind(tensors, known):
+        if one.dtype == tf.resource:
             continue
-        seen.add(one.ref())
-        sources = [] if one.ref() in known else _sources(one.op)
-        sources = [x for x in sources if x.dtype != tf.resource]
-        if not sources or one.op.op_def.is_stateful:
+        if one.op.op_def.is_stateful or all(x.dtype == tf.resource for x in sources):
             found.append(one)
-        waiting.extend(sources)
     return found
 
 
@@ -112,17 +107,28 @@ def handles(tensors: Iterable[tf.Tensor], known: Collection[Any]) -> list[Any]:
         tensors: tensors of the graph that is being traced.
         known: references to tensors whose own inputs do not matter.
     """
-    found, waiting, seen = [], list(tensors), set()
-    while waiting:
-        one = waiting.pop()
-        if one.ref() in seen:
-            continue
-        seen.add(one.ref())
+    found = []
+    for one, _ in _behind(tensors, known):
         if one.dtype == tf.resource and one.op.type == "Placeholder":
             found += [outer for outer, inner in _captures(one.op) if inner is one]
-        if one.ref() not in known:
-            waiting.extend(_sources(one.op))
     return [one for one in found if not hasattr(one, "op")]
+
+
+def _behind(
+    tensors: Iterable[tf.Tensor], known: Collection[Any]
+) -> Iterator[tuple[tf.Tensor, list[tf.Tensor]]]:
+    """Yield tensors and all that they are computed from, each once, with its own sources.
+
+    Known tensors have none.
+    """
+    waiting, seen = list(tensors), set()
+    while waiting:
+        one = waiting.pop()
+        if one.ref() not in seen:
+            seen.add(one.ref())
+            sources = [] if one.ref() in known else _sources(one.op)
+            yield one, sources
+            waiting.extend(sources)
 
 
 def called_graphs(op: tf.Operation) -> list[tf.Graph]:
