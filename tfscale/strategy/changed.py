@@ -156,7 +156,12 @@ class Gradients:
 
     def are_of(self, variable: Any) -> bool:
         """Return whether a tape has given a gradient of this variable of TensorFlow."""
-        return any(native(one.weight) is variable for given in self._given for one in given)
+        return any(weight is variable for weight in self._weights)
+
+    @property
+    def _weights(self) -> list[Any]:
+        """Variables of TensorFlow by which tapes have differentiated."""
+        return [native(one.weight) for given in self._given for one in given]
 
     def variables_of(self, values: Sequence[Any]) -> list[Any]:
         """Return the handles of variables behind values; what tapes have given does not count."""
@@ -291,8 +296,7 @@ class Gradients:
         """Return whether a tensor is a constant, the variable, or a weight of a tape."""
         if x.op.type != "ReadVariableOp":
             return bool(x.op.type == "Const")
-        weights = [native(one.weight) for given in self._given for one in given]
-        known = weights if variable is None else [*weights, variable]
+        known = self._weights if variable is None else [*self._weights, variable]
         return any(x.op.inputs[0] is x.graph.capture(one.handle) for one in known)
 
 
