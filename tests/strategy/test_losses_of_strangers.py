@@ -582,6 +582,34 @@ def test_a_step_may_apply_before_it_adds_up():
         check(lambda: AppliesFirst(scaled_mean, 1), **EVEN, own_losses="scaled")
 
 
+class AddsUpClippedRows(Accumulates):
+    """A loop adds up the clipped gradients of single rows, as in training with privacy."""
+
+    def train_step(self, data):
+        x, y = data
+        self(x)  # makes the variables
+        rows = tf.shape(x)[0]
+
+        def add(i):
+            with tf.GradientTape() as tape:
+                loss = mean_of_squares(self, y[i : i + 1], self(x[i : i + 1], training=True))
+            clipped, _ = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
+            for kept, gradient in zip(self.sums, clipped):
+                kept.assign_add(gradient)
+            return [i + 1]
+
+        tf.while_loop(lambda i: i < rows, add, [0])
+        means = [kept / tf.cast(rows, kept.dtype) for kept in self.sums]
+        self.optimizer.apply_gradients(zip(means, self.trainable_variables))
+        for kept in self.sums:
+            kept.assign(tf.zeros_like(kept))
+        return {"rows": tf.constant(1.0)}
+
+
+def test_a_loop_adds_up_clipped_gradients_of_rows():
+    check(lambda: AddsUpClippedRows(None, 1), **EVEN)
+
+
 def test_a_loss_function_that_gives_one_number(caplog):
     def masked_mean(y, p):
         kept = ops.cast(y > 0.5, "float32")
