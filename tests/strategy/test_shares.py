@@ -286,7 +286,8 @@ def test_processes_that_are_stopped_in_each_period_find_shares_and_keep_them(quo
 @pytest.mark.parametrize(
     "case",
     [
-        *("follows", "follows_in_a_loop", "restarts_late", "says", "names"),
+        *("follows", "follows_in_a_loop", "follows_in_a_sharded_loop"),
+        *("restarts_late", "says", "names"),
         *(pytest.param(case, marks=pytest.mark.full) for case in ("follows_late", "restarts")),
     ],
 )

@@ -91,7 +91,7 @@ class Hook:
                 then has no ``__self__``.
 
         Returns:
-            An object whose ``off`` puts the original back before that.
+            An object whose ``off`` ends the hook earlier.
         """
         thread = threading.get_ident() if in_thread else None
         alive = None if while_lives is None else weakref.ref(while_lives)
@@ -111,22 +111,22 @@ class Hook:
         """Return what replaces this attribute of an owner now, by this hook."""
         with _changing:
             chain = _chains.get((id(owner), self.name))
-            layers = () if chain is None or not chain.is_shown() else chain.living()
+            living = () if chain is None or not chain.is_shown() else chain.living()
         return [
-            each.replacement for each in layers if each.hook is self and isinstance(each, _Function)
+            each.replacement for each in living if each.hook is self and isinstance(each, _Function)
         ]
 
 
 class ActiveHook:
     """A hook on one owner."""
 
-    def __init__(self, chain: _Chain, layer: _Layer) -> None:
-        self._chain, self._layer = chain, layer
+    def __init__(self, chain: _Chain, replacement: _Replacement) -> None:
+        self._chain, self._replacement = chain, replacement
 
     def off(self) -> None:
         """Put the original back, as far as this hook is concerned."""
         with _changing:
-            self._chain.keep(lambda each: each is not self._layer)
+            self._chain.keep(lambda each: each is not self._replacement)
 
 
 def declared() -> tuple[Hook, ...]:
@@ -172,7 +172,7 @@ class _Value:
     lives: bool = True
 
 
-_Layer = _Function | _Value  # what a hook on an owner puts in place of the original
+_Replacement = _Function | _Value  # what a hook on an owner puts in place of the original
 
 
 class _Chain:
@@ -185,37 +185,37 @@ class _Chain:
     def __init__(self, owner: Any, name: str) -> None:
         self.owner = weakref.ref(owner)
         self.name = name
-        self.layers: tuple[_Layer, ...] = ()
+        self.replacements: tuple[_Replacement, ...] = ()
         self._shown: Any = _NOTHING
         self.before = vars(owner).get(name, _NOTHING)
         self._inherited = _NOTHING
         if isinstance(owner, type) and self.before is _NOTHING:
             self._inherited = getattr(owner, name)
 
-    def living(self) -> tuple[_Layer, ...]:
-        return tuple(each for each in self.layers if each.lives)
+    def living(self) -> tuple[_Replacement, ...]:
+        return tuple(each for each in self.replacements if each.lives)
 
     def is_shown(self) -> bool:
         """Whether nobody else has assigned the attribute since."""
         owner = self.owner()
         return owner is not None and vars(owner).get(self.name, _NOTHING) is self._shown
 
-    def keep(self, stays: Callable[[_Layer], bool]) -> None:
+    def keep(self, stays: Callable[[_Replacement], bool]) -> None:
         """Let hooks leave; the last one puts the original back."""
-        self.layers = tuple(filter(stays, self.living()))
+        self.replacements = tuple(filter(stays, self.living()))
         if not self.is_shown() or self._shown is self.before:
             return
-        if not self.layers:
+        if not self.replacements:
             self._write(self.before)
             return
-        last = self.layers[-1]
+        last = self.replacements[-1]
         if isinstance(last, _Value):
             self._write(last.value)
 
-    def add(self, layer: _Layer, weakly: bool) -> None:
-        first, self.layers = not self.layers, (*self.living(), layer)
-        if isinstance(layer, _Value):
-            self._write(layer.value)
+    def add(self, replacement: _Replacement, weakly: bool) -> None:
+        first, self.replacements = not self.replacements, (*self.living(), replacement)
+        if isinstance(replacement, _Value):
+            self._write(replacement.value)
         elif first:
             self._write(self._dispatcher(weakly))
 
@@ -259,7 +259,10 @@ class _Chain:
         return types.MethodType(of_object, owner)
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the hooks that are for this thread, and then the original."""
+        """Call this thread's replacements, the last one first.
+
+        Each gets the next one as ``original``, and may leave it out.
+        """
         call = self._original()
         for replacement in self._called_here():
             call = functools.partial(replacement, call)
@@ -269,7 +272,7 @@ class _Chain:
         """Return replacements for calls of this thread, from the innermost to the outermost."""
         here = threading.get_ident()
         found: list[Callable[..., Any]] = []
-        for one in reversed(self.layers):
+        for one in reversed(self.replacements):
             if isinstance(one, _Value) or not one.lives or one.thread not in (None, here):
                 continue
             if one.replacement not in found:
@@ -294,14 +297,14 @@ def _has_attributes_of_its_own(owner: Any) -> bool:
     return not isinstance(owner, (type, types.ModuleType))
 
 
-def _put(owner: Any, layer: _Layer, weakly: bool) -> ActiveHook:
-    key = id(owner), layer.hook.name
+def _put(owner: Any, replacement: _Replacement, weakly: bool) -> ActiveHook:
+    key = id(owner), replacement.hook.name
     with _changing:
         chain = _chains.get(key)
-        if chain is None or not chain.layers or not chain.is_shown():
-            chain = _chains[key] = _Chain(owner, layer.hook.name)
-        chain.add(layer, weakly)
-        return ActiveHook(chain, layer)
+        if chain is None or not chain.replacements or not chain.is_shown():
+            chain = _chains[key] = _Chain(owner, replacement.hook.name)
+        chain.add(replacement, weakly)
+        return ActiveHook(chain, replacement)
 
 
 def _forget_dead(owner: int, name: str) -> None:

@@ -21,8 +21,8 @@ class Backpressure:
     """Waiting of a traced backward pass for the sums of its buckets.
 
     The operations that compute a bucket's gradients, and those beside them that go on to the layer
-    before, wait for the bucket but one before. They do so only if they were all traced after the
-    operations of that bucket's gradients: then none can wait for itself.
+    before, wait for the sum of the second last bucket. They do so only if they were all traced
+    after the operations of that bucket's gradients: then none can wait for itself.
     """
 
     def __init__(self) -> None:

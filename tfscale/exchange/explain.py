@@ -32,8 +32,9 @@ class Row:
 
     Args:
         bucket: name of the bucket in errors and logs, without the place where it was traced.
-        variables: paths of the variables whose gradients the bucket holds. ``"/curvature"`` follows
-            each path if the bucket holds AdaHessian's measurements instead.
+        variables: paths of the variables whose gradients the bucket holds. A suffix says if it
+            holds something else: ``"/curvature"`` (AdaHessian's measurements), ``"/move"``
+            (gradients by which a step moves weights) or ``"/weights"``.
         elements: number of elements in the bucket.
         wire: the format in which the gradients, or what the method makes of them, are sent.
         feedback: whether what is not sent is added to the gradients of the next step.

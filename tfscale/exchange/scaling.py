@@ -25,7 +25,7 @@ class Scaling:
 
     @property
     def reducers(self) -> list[Reducer]:
-        """Reducers of gradients and of measured curvature, and of weights, if there are rounds."""
+        """Reducers of gradients, moves and measured curvature, and of weights, if they are sent."""
         raise NotImplementedError
 
     def part_of_mean(self, compute: Callable[[], Any]) -> Any:

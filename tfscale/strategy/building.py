@@ -64,7 +64,7 @@ def begin_fit(
 
 
 def _has_telemetry(callbacks: Sequence[Any]) -> bool:
-    # Whoever has made one has imported its module, and others are spared the time.
+    # A program that has made a Telemetry has imported its module; others need not.
     telemetry = sys.modules.get("tfscale.callbacks.telemetry")
     return telemetry is not None and any(
         isinstance(each, telemetry.Telemetry) for each in callbacks

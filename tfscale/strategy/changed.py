@@ -64,8 +64,8 @@ class Shown:
 class Kept:
     """Variables to which steps have assigned sums of gradients, to apply them later.
 
-    A later step, or another function, may compute gradients from them. All replicas have the same
-    ones, so that these must not be added up again.
+    A later step, or another function, may compute gradients from these variables. They hold the
+    same sums on all replicas, so nothing that is computed from them may be summed again.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Gradients:
     def __init__(self, total: Sum | None = None, alike: Alike | None = None) -> None:
         self._total, self._alike = total, alike
         self._given: list[list[Shown]] = []  # by a tape at once
-        self._summed: set[int] = set()  # ids of those that the step sees as sums
+        self._summed: set[int] = set()  # ids of the gradients that the step sees as sums
         self._by_tensor: dict[Any, Shown] = {}
         self._bits: dict[tf.Operation, int] = {}  # a cache
 

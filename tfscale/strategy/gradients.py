@@ -123,9 +123,9 @@ def accumulated(
 ) -> tuple[list[Any], Window]:
     """Return the gradients to accumulate, and the function that sums them at the end of a window.
 
-    Accumulators hold parts of a sum over all replicas; those of slices hold the sum itself. So a
-    replica or a group that applies a sum of its own, or that has the whole sum already, divides its
-    gradients by the number of those that do so, and multiplies the window's sum by this number.
+    Accumulators hold parts of a sum over all replicas; those of slices hold the sum itself. Where
+    n replicas or groups each have a whole sum, or apply a sum of their own, they divide their
+    gradients by n before, and multiply the window's sum by n.
 
     Args:
         strategy: strategy of the optimizer.

@@ -128,8 +128,8 @@ def make_reducers(
             team, trials = teams.team, Trials(teams.team.schedules, enabled=False)
     reducer = functools.partial(Reducer, bucket_bytes=size)
     of_gradients = reducer(team, policy, trials=trials)
-    # The policy is for gradients that are applied. Steps are divided by curvature, and what a sum
-    # for a move has lost must not come into an update.
+    # The policy is for gradients that are applied. Curvature and moves are summed exactly: the
+    # optimizer divides by curvature, and a move's rounding error must not enter a later update.
     exact = functools.partial(reducer, team, MethodPolicy(), trials=trials)
     of_moves = exact(what="moves", suffix="/move")
     of_curvature = exact(what="curvature", suffix="/curvature")

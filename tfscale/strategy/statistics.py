@@ -118,7 +118,7 @@ def average(variables: list[Any]) -> None:
 def before_and_all(extended: Any, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return counts of the rows that come before this replica's in the batch, and of all rows.
 
-    Of the replicas that read the same rows, one counts.
+    One of the replicas that read the same rows counts.
 
     Args:
         extended: the strategy's ``extended``.

@@ -1,6 +1,6 @@
 """Dependences of a step's tensors: on the batch, on random numbers, on a replica's share.
 
-Eager steps have no graph. Whoever needs an answer there has a rule of his own.
+Eager steps have no graph: callers treat them by rules of their own.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Steps that replicas make, which make ``fit`` on k replicas equal to ``fit`` on one device.
 
 Keras passes every step to ``Strategy.run``. While a step is traced, or runs eagerly, hooks are on
-some objects of the model and on a few classes of Keras: see ``bridge/hooks.py``. No hook is saved
-with a model. The strategy changes three things:
+some objects of the model, and on a few functions of Keras and TensorFlow: see ``bridge/hooks.py``.
+No hook is saved with a model. The strategy changes four things:
 
 - An optimizer applies gradients that have been summed over all replicas: ``_apply``. Clipping,
   decay and loss scaling then get the same gradients as on one device. Accumulated gradients are
   summed once, at the end of their window.
+- A user's own step that changes gradients gets sums over all replicas first: changed.py.
 - Losses are weighted by the replica's share of the samples, the unmasked steps or the sample
   weights of the global batch: keras_losses.py, own_losses.py.
 - Statistics of layers are averaged, and batch normalization normalizes by the global batch:
@@ -100,6 +101,7 @@ def step_of_replica(strategy: Strategy, step: ModelStep, fn: Callable[..., Any])
 
     @tf.autograph.experimental.do_not_convert
     def made(data: Any) -> Any:
+        # Rows are known only after a sum over the team, and the step begun here has that team.
         begun = _begun(strategy, step)
         assigned = Assigned()
         if own_rounds is not None:  # replicas may make the step alone
@@ -279,7 +281,7 @@ def _only_with(data: Any) -> Any:
 def _of_team(extended: Any, result: Any) -> Any:
     """Return a metric's result so that the mean over all replicas is that over their teams.
 
-    Of a team, one replica has counted; Keras logs the mean over all replicas.
+    One replica of each team has counted, and Keras logs the mean over all replicas.
     """
     if extended.grid.team == 1 or not tf.is_tensor(result):
         return result
@@ -310,7 +312,8 @@ def _apply(
 ) -> Any:
     """Sum gradients over the team of the step, and apply the sums.
 
-    A replica that makes the step alone applies its own gradients.
+    A replica that makes the step alone applies its own gradients. ``seen`` are the tensors that the
+    user's step holds, which may stand for sums; ``computed`` gives the replica's own.
     """
     step, original = this_step(), functools.partial(of_keras, optimizer)
     is_sharded = strategy.sharding is not None
@@ -333,7 +336,12 @@ def _apply(
         grads = parts.own_parts(grads, variables)
     grads = parts.begin_update(optimizer, grads, variables)
     if is_sharded:
-        parts_of = functools.partial(sharding.scattered, strategy, optimizer)
+
+        def parts_of(*args: Any) -> list[Any]:
+            sums = sharding.scattered(strategy, optimizer, *args)
+            _go_on(strategy, sums)
+            return sums
+
         return sharding.apply(strategy, original, optimizer, grads, variables, parts_of)
     grads, reduce = _prepared(strategy, strategy.reducer, optimizer, grads, variables)
     curvature, window = gradients.measured_curvature(optimizer, grads, variables), None
@@ -378,7 +386,8 @@ def _apply_changed_sums(
             means = changed.mean_of_all(may_differ)
         grads = [g if mean is None else mean for g, mean in zip(grads, means, strict=True)]
     elif given.are_from_before_a_branch:
-        # Replicas that don't take this branch would not follow. So these wait for them, and fail.
+        # Replicas in another branch do not reach this all-reduce, so that the step fails at the
+        # deadline: otherwise replicas would go on with different weights.
         tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))
     _go_on(strategy, grads)
     grads = parts.parts_of_sums(grads, variables)

@@ -65,8 +65,8 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
 
     Args:
         algorithm: the schedule of all-reduces: a name (``"ring"``, ``"tree"``, ``"halving"``,
-            ``"direct"``, ``"hierarchical"``, ``"central"``), a function from a number of
-            ranks to a ``Schedule``, or ``"auto"``, which measures the links and chooses.
+            ``"direct"``, ``"hierarchical"``, ``"central"``), a ``Schedule``, a function from a
+            number of ranks to one, or ``"auto"``, which measures the links and chooses.
         wire: the format in which gradients are sent: a name (``"fp32"``, ``"bf16"``, ``"fp16"``,
             ``"fp8"``, ``"int8"``, ``"int4"``, ``"ternary"``, ``"sign"``), a mapping from
             patterns of variables' paths to names, or a ``WirePolicy``; by default ``"fp32"``.

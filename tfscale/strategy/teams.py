@@ -24,8 +24,8 @@ class Teams:
     Args:
         size: number of replicas of a team.
         number: number of teams.
-        team: each replica of this process, with its own team; None if ``size``
-            is 1: then each replica makes its steps alone.
+        team: a ``Team`` whose communicator i belongs to the team of this process's replica i; None
+            if ``size`` is 1, since each replica then makes its steps alone.
     """
 
     size: int

@@ -213,7 +213,8 @@ class Rule:
     def begin(self, round: Round) -> None:
         """Begin a round, before its first step.
 
-        The strategy calls this if all replicas have the same weights then. If ``reads_as`` is a
+        The strategy calls this if the rule keeps values, and all replicas have the same weights
+        then. If ``reads_as`` is a
         name, the strategy also calls this before the first step after it has read a file.
         """
 

@@ -100,9 +100,9 @@ def follows_late():
     assert 0.1 < seen[-1][0] < 0.3, (seen[-1], strategy.balance.changes)
 
 
-def follows_in_a_loop():
+def follows_in_a_loop(**settings):
     """Shares follow a slow worker in a training loop of one's own."""
-    strategy, model = made()
+    strategy, model = made(**settings)
     optimizer = model.optimizer
 
     def step(x, y):
@@ -121,6 +121,11 @@ def follows_in_a_loop():
     for batch in strategy.experimental_distribute_dataset(batches):
         whole(batch)
     assert 0.1 < strategy.shares_of_batch()[0] < 0.3, strategy.balance.changes
+
+
+def follows_in_a_sharded_loop():
+    """Shares follow a slow worker in such a loop if workers share the optimizer's state, too."""
+    follows_in_a_loop(shard="optimizer")
 
 
 def restarts():
@@ -203,7 +208,10 @@ def says():
 
 CASES = {
     case.__name__: case
-    for case in (follows, follows_late, follows_in_a_loop, restarts, restarts_late, says, names)
+    for case in (
+        *(follows, follows_late, follows_in_a_loop, follows_in_a_sharded_loop),
+        *(restarts, restarts_late, says, names),
+    )
 }
 
 

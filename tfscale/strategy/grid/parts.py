@@ -89,7 +89,11 @@ class Copies:
     # -- steps of users
 
     def whole_gradients(self, grads: list[Any], sources: list[Any]) -> list[Any]:
-        """Return gradients as a user's step expects them: of whole weights; None stays None."""
+        """Return gradients as a user's step is to see them; None stays None.
+
+        These are gradients of whole weights. The step notes them, since it may change them before
+        an optimizer gets them; ``changed.py`` then puts sums in their place.
+        """
         step = this_step()
         sums_differ = not step.is_single or step.gradients.come_late
         is_shown = sums_differ and self.of_stage is None
