@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfscale.bridge.hooks import FUNCTION_CALL
-from tfscale.bridge.tensorflow import Function, TfMethodTarget
+from tfscale.bridge.tensorflow import Function, TfMethodTarget, converted
 
 
 def inlined() -> contextlib.AbstractContextManager[None]:
@@ -28,9 +28,7 @@ def _call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
         return original(function, *args, **kwargs)
     python = _with_its_object(function.python_function)
     if function._autograph and not tf.executing_eagerly():
-        python = tf.__internal__.autograph.tf_convert(
-            python, tf.__internal__.autograph.control_status_ctx()
-        )
+        python = converted(python)
     return python(*args, **kwargs)
 
 

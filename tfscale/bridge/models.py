@@ -161,19 +161,21 @@ def weights_of(operation: Any) -> list[Any]:
     return list(operation.variables) if isinstance(operation, keras.layers.Layer) else []
 
 
-def overrides(model: Any, name: str) -> bool:
-    """Return whether the user has replaced a method of Keras, by a class or on the model itself."""
-    of_class = getattr(type(model), name) is not getattr(keras.Model, name)
-    return of_class or is_assigned(model, name)
+def overrides(owner: Any, name: str, base: type = keras.Model) -> bool:
+    """Return whether the user has replaced a method of Keras's base class.
+
+    The user may replace it by a class, or on the model or optimizer itself.
+    """
+    of_class = getattr(type(owner), name) is not getattr(base, name)
+    return of_class or is_assigned(owner, name)
 
 
-def has_own_steps(model: Any, names: Sequence[str]) -> list[str]:
-    """Return which of these methods a model's class or the user has replaced."""
-    return [
-        name
-        for name in names
-        if getattr(type(model), name) is not getattr(keras.Model, name) or name in vars(model)
-    ]
+def may_change_gradients(model: Any) -> bool:
+    """Return whether an optimizer's own method gets the gradients before ``apply`` does."""
+    return not KERAS_2 and any(
+        overrides(optimizer, "apply_gradients", keras.optimizers.Optimizer)
+        for optimizer in optimizers_of(model)
+    )
 
 
 def added_losses_of(model: Any) -> list[Any]:

@@ -90,6 +90,14 @@ def is_variable(value: Any) -> bool:
     return isinstance(value, _VARIABLES)
 
 
+def read_value(values: Any) -> Any:
+    """Return a variable's value as a tensor, and other values as they are.
+
+    TensorFlow treats a Keras variable as a tensor, but the variable's dtype is a text.
+    """
+    return tf.convert_to_tensor(values) if is_variable(values) else values
+
+
 def native(variable: Variable) -> Any:
     """TensorFlow's own variable."""
     return variable if KERAS_2 or not isinstance(variable, keras.Variable) else variable.value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -90,9 +90,10 @@ def _gradient_replaced(
     """Call ``replacement(compute, tape, sources)`` for gradients of tapes, in a block.
 
     ``compute()`` returns the gradients, and ``compute(change, ...)`` those of the target that
-    ``change(target, sources, ...)`` returns. Tapes that compute this target are left alone.
+    ``change(target, sources, ...)`` returns. Tapes that compute this target are left alone, and so
+    are those of operations whose gradient is computed, such as ``tf.recompute_grad``.
     """
-    changing = threading.local()
+    inner = threading.local()
 
     # TensorFlow's names, for the user may write target=... and sources=...
     def gradient(
@@ -105,27 +106,27 @@ def _gradient_replaced(
     ) -> Any:
         def compute(change: Target | None = None, *more: Any) -> Any:
             if change is None:
-                return original(tape, target, sources, output_gradients, **kwargs)
-            changed = _new_target(changing, tape, change, target, output_gradients, sources, *more)
-            return original(tape, changed, sources, **kwargs)
+                with _flag(inner):
+                    return original(tape, target, sources, output_gradients, **kwargs)
+            with _flag(inner), _recording(tape):  # the tape must see how the target is changed
+                changed = change(_times(target, output_gradients), sources, *more)
+            with _flag(inner):
+                return original(tape, changed, sources, **kwargs)
 
-        if tape._tape is None or getattr(changing, "now", False):
-            return compute()
+        if tape._tape is None or getattr(inner, "now", False):
+            return original(tape, target, sources, output_gradients, **kwargs)
         return replacement(compute, tape, sources)
 
     return TAPE_GRADIENT.on(tf.GradientTape, gradient, in_thread)
 
 
-def _new_target(
-    changing: threading.local, tape: Any, change: Target, target: Any, factors: Any, *more: Any
-) -> Any:
-    """Return what a tape differentiates instead of a target with these output gradients."""
-    changing.now = True
+@contextlib.contextmanager
+def _flag(inner: threading.local) -> Iterator[None]:
+    inner.now = True
     try:
-        with _recording(tape):  # the tape must see how the target is changed
-            return change(_times(target, factors), *more)
+        yield
     finally:
-        changing.now = False
+        inner.now = False
 
 
 def _new_gradients(tape: Any, result: Result, found: Any, sources: Any) -> Any:

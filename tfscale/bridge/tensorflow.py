@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.autograph.impl.api import autograph_artifact
+from tensorflow.python.autograph.core.ag_ctx import ControlStatusCtx, Status
+from tensorflow.python.autograph.impl.api import autograph_artifact, tf_convert
 from tensorflow.python.checkpoint.restore import CheckpointPosition
 from tensorflow.python.data.ops.dataset_ops import _VariantDataset as VariantDataset
 from tensorflow.python.distribute import distribute_utils
@@ -100,6 +101,15 @@ class ExtendedOfWorkers(CollectiveAllReduceExtended):
     def cluster_resolver(self) -> Any:
         """Object that lists the workers."""
         return self._cluster_resolver
+
+
+def converted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function as ``tf.function`` traces it: with its loops and branches in the graph.
+
+    A ``tf.function`` converts its code also where its caller's code is not converted, as in Keras.
+    """
+    enabled = ControlStatusCtx(status=Status.ENABLED)
+    return tf_convert(function, enabled, user_requested=True)  # type: ignore[no-any-return]
 
 
 def sum_without_gradient(value: Any) -> Any:
@@ -201,6 +211,7 @@ __all__ = [
     "autograph_artifact",
     "become",
     "context",
+    "converted",
     "could_possibly_record",
     "eager_mode",
     "first_copy",

@@ -15,6 +15,7 @@ import keras
 from tfscale.bridge import fit, hooks
 from tfscale.bridge.calls import called_by
 from tfscale.bridge.installed import KERAS_2
+from tfscale.bridge.models import overrides
 from tfscale.bridge.objects import (
     give_strategy,
     layers_of,
@@ -92,7 +93,7 @@ def _build_if_possible(
     _adopt_metrics(strategy, model)
     if type(model).call is keras.Model.call:
         return
-    own = any(getattr(type(model), own) is not getattr(keras.Model, own) for own in fit.STEPS)
+    own = any(overrides(model, name) for name in fit.STEPS)
     # Keras chooses the metric for "accuracy" by the targets, which a step of the user may change.
     no_metrics = hooks.NO_METRICS.showing(model, None) if own else contextlib.nullcontext()
     no_optimizer = hooks.NO_OPTIMIZER.showing(model, None)

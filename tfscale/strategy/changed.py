@@ -135,6 +135,27 @@ class Gradients:
         self._given.append(given)
         return seen
 
+    def show_own_sums(self, grads: Sequence[Any], sums: Sequence[Any], share: Any) -> list[Any]:
+        """Return sums of the step's own ``all_reduce``, as gradients that the step sees.
+
+        An optimizer that gets such a sum gets that of what tapes have computed. All replicas apply
+        it, so that without this they would add it up once more.
+
+        Args:
+            grads: what the step has passed to ``all_reduce``.
+            sums: what it gets.
+            share: function of a gradient that returns its part of what the step gets.
+        """
+        found, given = list(sums), []
+        for place, (gradient, total) in enumerate(zip(grads, sums, strict=True)):
+            shown = self._seen_as(gradient)
+            if shown is not None and isinstance(shown.computed, tf.Tensor):
+                found[place] = tf.identity(total)
+                given.append(Shown(shown.weight, share(shown.computed), [found[place]]))
+                self._by_tensor[found[place].ref()] = given[-1]
+        self._given.append(given)
+        return found
+
     def computed(self, grads: Sequence[Any]) -> list[Any]:
         """Return what tapes have computed in place of what the step has seen; None stays None.
 

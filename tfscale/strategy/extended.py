@@ -273,16 +273,23 @@ class Extended(ExtendedOfWorkers):
                 found = summed_backwards(sums, own)
             else:
                 found = sums([step.counted(x) for x in own])
-            if reduce_op == tf.distribute.ReduceOp.MEAN:
+            if is_mean:
                 holders = team.size if step.rows is None else step.rows.holders
                 found = [_divided(x, holders) for x in found]
             return found
 
+        def applied(gradient: Any) -> Any:
+            # In ``fit`` gradients are weighted, so that their sum is that of the whole batch.
+            is_of_loop = step.rows is None
+            return _divided(gradient, self.team.size) if is_mean and is_of_loop else gradient
+
         # The user's step may sum gradients that it sees as sums already.
-        own = step.gradients.computed(tf.nest.flatten(value))
+        is_mean, given = reduce_op == tf.distribute.ReduceOp.MEAN, tf.nest.flatten(value)
+        own = step.gradients.computed(given)
         combine = functools.partial(step.together, self.team, reduced)
         clock = self.clock
         flat = combine(own) if clock is None else clock.leave_out(combine, own)
+        flat = step.gradients.show_own_sums(given, flat, applied)
         return tf.nest.pack_sequence_as(value, flat)
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfscale.bridge.objects import reduced_axes
-from tfscale.bridge.protocols import Layer
+from tfscale.bridge.objects import innermost, native, reduced_axes
+from tfscale.bridge.protocols import Layer, Optimizer
 from tfscale.bridge.tensorflow import own_copy, replica_id, sum_without_gradient
 from tfscale.strategy.step import during, this_step
 
@@ -113,6 +113,18 @@ def average(variables: list[Any]) -> None:
     means = tf.distribute.get_replica_context().all_reduce("SUM", parts)
     for variable, value, mean in zip(own, values, means, strict=True):
         variable.assign(step.or_own(tf.cast(mean, variable.dtype), value))
+
+
+def average_before_update(optimizer: Optimizer) -> None:
+    """Average what a step has assigned to an optimizer, as a rate, before the optimizer reads it.
+
+    The step may have computed it from the loss of this replica's rows.
+    """
+    step = this_step()
+    if step.assigned is None:
+        return
+    own = {id(native(v)) for v in [*optimizer.variables, *innermost(optimizer).variables]}
+    average([v for v in step.assigned.differ_by_replica if id(v) in own])
 
 
 def before_and_all(extended: Any, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -28,6 +28,10 @@ _RESIZING = (
 )
 
 
+# Operations whose results have the rows of the sparse tensor that they get the parts of.
+_MAKES_ROWS = ("SparseToDense", "SparseTensorDenseMatMul")
+
+
 class StepGraph:
     """Graph of one replica's step.
 
@@ -39,6 +43,7 @@ class StepGraph:
         self._data = data
         # The operations that give the tensors of the batch, with the tensors' positions.
         self._places = {} if tf.executing_eagerly() else _places(data)
+        self._flat = {} if tf.executing_eagerly() else _places(_composites(data))
         self._bits: dict[Any, int] = {}  # caches
         self._origins: dict[Any, int] = {}
 
@@ -52,11 +57,11 @@ class StepGraph:
         """Return for each traced tensor the bits of the operations that it is computed from."""
 
         def own(op: tf.Operation) -> int:
-            marks = marks_of(op) | _marks_within(op)
-            return marks | self._given(op) | RESIZES * _resizes(op) | TURNS * _turns(op)
+            marks = marks_of(op) | _marks_within(op) | self._given(op)
+            return marks | RESIZES * (op in self._flat or _resizes(op)) | TURNS * _turns(op)
 
         def hides(op: tf.Operation, source: tf.Tensor) -> int:
-            return RESIZES * _gets_other_rows(op, source)
+            return RESIZES * (op.type in _MAKES_ROWS or _gets_other_rows(op, source))
 
         return dataflow.gathered(tensors, own, self._bits, hides)
 
@@ -110,6 +115,11 @@ class StepGraph:
         if op.type != "Placeholder" or dataflow.is_captured(op):
             return False
         return all(op.graph is not given.graph for given in self._places)
+
+
+def _composites(data: Any) -> list[Any]:
+    """Return sparse and ragged tensors: their values have one row for each number, not sample."""
+    return [x for x in tf.nest.flatten(data) if is_batch(x) and not isinstance(x, tf.Tensor)]
 
 
 def _places(data: Any) -> dict[tf.Operation, int]:

@@ -29,11 +29,13 @@ from tfscale.bridge import hooks
 from tfscale.bridge.fit import TRAINING, ModelStep, fitted
 from tfscale.bridge.functions import inlined
 from tfscale.bridge.losses import reducing
+from tfscale.bridge.models import may_change_gradients
 from tfscale.bridge.objects import (
     innermost,
     layers_of,
     measures_curvature,
     optimizers_of,
+    read_value,
     trained_by,
 )
 from tfscale.bridge.protocols import Optimizer
@@ -134,7 +136,7 @@ def _begun(strategy: Strategy, step: ModelStep) -> Step:
     return Step(
         model=step.model,
         is_own=step.is_own,
-        sees_gradients=step.is_own,
+        sees_gradients=step.is_own or may_change_gradients(step.model),
         losses=Losses(results={}),
         whole_weights=strategy.parts.whole_weights(),
         gradients=changed.Gradients(
@@ -183,7 +185,7 @@ def _result(strategy: Strategy, step: ModelStep, result: Any) -> Any:
     """Return what Keras gets from a step: tensors, and logs of the whole batch."""
     if step.makes_logs:
         result = own_losses.logged(*keras_losses.with_results_of_all(result))
-    result = tf.nest.map_structure(keras_losses.read_value, result)
+    result = tf.nest.map_structure(read_value, result)
     if step.makes_logs:
         return result
     return tf.nest.map_structure(functools.partial(_of_team, strategy.extended), result)
@@ -257,13 +259,14 @@ def _rows_of_team(strategy: Strategy, data: Any) -> Any:
 def _tapes_of(step: Step, parts: Copies) -> Iterator[None]:
     """Weight losses for the tapes of a step, and give whole gradients, within this context.
 
-    Keras's own steps are left alone: their losses are weighted already, and they pass gradients to
-    the optimizer as they are. Whole weights are gathered again for all backward passes.
+    The losses of Keras's own steps are weighted already, and unless an optimizer of the user's may
+    change gradients, these steps pass them on as they are. Whole weights are gathered again for all
+    backward passes.
     """
     with contextlib.ExitStack() as stack:
-        if step.is_own:
-            changed = gradients_changed(parts.whole_gradients, own_losses.target_of_gradients)
-            stack.enter_context(changed)
+        if step.sees_gradients:
+            target = own_losses.target_of_gradients if step.is_own else None
+            stack.enter_context(gradients_changed(parts.whole_gradients, target))
         if step.whole_weights is not None:
             stack.enter_context(after_backward_passes(step.whole_weights.gather_again))
         yield
@@ -320,13 +323,14 @@ def _apply(
     if step.is_reduced or not on_a_replica() or (is_sharded and sharding.passes_on(optimizer)):
         return original(grads, trainable_variables)
     variables = list(trainable_variables or trained_by(optimizer))
+    seen = grads = [read_value(g) for g in grads]  # a program may keep gradients in variables
+    statistics.average_before_update(optimizer)
     if step.gradients.are_changed(grads) or _are_kept(strategy, grads):
         if strategy.sync.bound:
             raise ValueError(_CHANGED_BEFORE_LATE_SUMS.format(strategy.sync))
         if not measures_curvature(innermost(optimizer)):
-            return _apply_changed_sums(strategy, original, optimizer, list(grads), variables)
+            return _apply_changed_sums(strategy, original, optimizer, grads, variables)
         inexact.warn_of_changed_gradients(step.model)
-    seen = list(grads)
     grads = _weighted(strategy, step.gradients.computed(seen), variables)
     gradients.refuse(strategy, optimizer, variables)
     if strategy.sync.bound and not step.is_of_all:

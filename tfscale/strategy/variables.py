@@ -32,7 +32,7 @@ from tfscale.bridge.tensorflow import (
 )
 from tfscale.exchange import dataflow
 from tfscale.strategy import origin
-from tfscale.strategy.step import this_step
+from tfscale.strategy.step import Assigned, Step, this_step
 
 _AGGREGATED = (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
 
@@ -117,8 +117,9 @@ class Weight(_Readable, MirroredVariable):
         is_sum = step.gradients.are_used([value]) and self._get_sums(value)
         if step.assigned is not None and self.dtype.is_floating:
             if not is_sum and self._differs(value):
-                step.assigned.differ_by_replica.append(self)
-            elif self.differs_between_teams:
+                step.assigned.differ_by_replica.append(self)  # to get the mean of all replicas
+                return update_fn(own_copy(self), value, **kwargs)
+            if self.differs_between_teams:
                 step.assigned.differ_by_team.append(self)
         return super()._update_replica(update_fn, value, **kwargs)
 
@@ -134,8 +135,17 @@ class Weight(_Readable, MirroredVariable):
 
     def _differs(self, value: Any) -> bool:
         """Return whether an assignment of ``value`` may make replicas differ that must agree."""
-        is_summed = self.aggregation != tf.VariableAggregation.NONE
-        return not is_summed and this_step().graph.is_of_one_replica(value)
+        step = this_step()
+        return step.graph.is_of_one_replica(value) or _reads_one_of(step, value)
+
+
+def _reads_one_of(step: Step, value: Any) -> bool:
+    """Return whether a value is computed from a variable that differs between replicas now."""
+    assigned = step.assigned or Assigned()
+    differ = {id(own_copy(v).handle) for v in assigned.differ_by_replica}
+    if not differ or not isinstance(value, tf.Tensor):
+        return False
+    return any(id(handle) in differ for handle in dataflow.handles([value], ()))
 
 
 class Statistic(Weight):

@@ -25,7 +25,7 @@ import tensorflow as tf
 from tfscale.bridge import hooks
 from tfscale.bridge.losses import Reduction, sum_of_losses
 from tfscale.bridge.models import overrides
-from tfscale.bridge.objects import is_variable, loss_tracker
+from tfscale.bridge.objects import is_variable, loss_tracker, read_value
 from tfscale.bridge.protocols import Layer, Metric
 from tfscale.strategy.losses import own_losses
 from tfscale.strategy.share import Share
@@ -64,7 +64,7 @@ def reduced(call: Callable[..., Any], losses: Any, how: Reduction) -> Any:
     loss = call(losses, how)
     if how.reduction == "sum" and not one_number:
         return loss * step.share.present(loss.dtype)
-    if how.is_mean and not step.is_scaled(loss, since):
+    if how.is_mean and not (tf.executing_eagerly() and step.is_scaled(loss, since)):
         return own_losses.one_loss_for_all(loss)
     return loss
 
@@ -156,14 +156,6 @@ def _update_sum(
 def _all_have(values: Any) -> bool:
     """Return whether a metric gets a number that all replicas have, such as a learning rate."""
     return isinstance(values, (int, float)) or (is_variable(values) and not values.shape)
-
-
-def read_value(values: Any) -> Any:
-    """Return a variable's value as a tensor.
-
-    TensorFlow treats a Keras variable as a tensor, but the variable's dtype is a text.
-    """
-    return tf.convert_to_tensor(values) if is_variable(values) else values
 
 
 def _floating(values: Any, metric: Metric) -> Any:

@@ -118,8 +118,17 @@ def target_of_gradients(target: Any, sources: Any) -> Any:
     """
     if not all(map(_is_traced, tf.nest.flatten(target))):
         return target
-    of_weights = all(is_variable(v) for v in tf.nest.flatten(sources))
-    return tf.nest.map_structure(_as_target if of_weights else _as_part, target)
+    if not all(is_variable(v) for v in tf.nest.flatten(sources)):
+        return tf.nest.map_structure(_as_part, target)
+    return tf.nest.map_structure(_as_target, _one_of(target))
+
+
+def _one_of(target: Any) -> Any:
+    """Return one target that has the gradient of all: TensorFlow adds up those of several."""
+    several = tf.nest.flatten(target)
+    if len(several) < 2:
+        return target
+    return tf.add_n([tf.cast(tf.reduce_sum(x), several[0].dtype) for x in several])
 
 
 def target_of_team(size: int, target: Any, sources: Any, is_inner: bool) -> Any:
