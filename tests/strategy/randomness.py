@@ -49,6 +49,14 @@ def masks_in_run_are_independent(strategy, folder):
             assert abs(agree - 0.5) < 0.05, (i, j, agree)
 
 
+def tensorflows_numbers_are_independent(strategy, folder):
+    """A step draws by ``tf.random`` itself, as diffusion and variational autoencoders do."""
+    keras.utils.set_random_seed(1)
+    run = tf.function(lambda: strategy.run(lambda: tf.random.uniform([1, 8])))
+    drawn = strategy.gather(run(), axis=0).numpy()
+    assert len({row.tobytes() for row in drawn}) == strategy.num_replicas_in_sync
+
+
 def noisy(strategy, seed):
     keras.utils.set_random_seed(seed)
     with strategy.scope():
@@ -121,6 +129,7 @@ CHECKS = {
     for check in (
         masks_in_fit_are_independent,
         masks_in_run_are_independent,
+        tensorflows_numbers_are_independent,
         the_seed_decides,
         a_checkpoint_restores_the_seeds,
         a_checkpoint_of_the_seeds_restores_them,

@@ -58,14 +58,14 @@ def fit(model, x=X, y=Y, **how):
     return model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0, **how).history
 
 
-def check(step, make=lambda model: None, optimizer=SGD, **settings):
+def check(step, make=lambda model: None, optimizer=SGD, x=X, y=Y, **settings):
     def build():
         model = Own(step, make)
         model.build([None, X.shape[1]])
         model.compile(optimizer(), "mse")
         return model
 
-    return check_twins(build, fit, **settings)
+    return check_twins(build, functools.partial(fit, x=x, y=y), **settings)
 
 
 # ------------------------------------------------------- an optimizer's own methods
@@ -221,6 +221,18 @@ def recomputes(model, x, y):
 
 
 @tf.function
+def adds_up_in_a_loop(model, x, y):
+    for i in tf.range(2):
+        _, gradients = model.gradients(x[i::2], y[i::2])
+        for total, gradient in zip(model.sums, gradients, strict=True):
+            total.assign_add(gradient / 2)
+    model.optimizer.apply([tf.convert_to_tensor(v) for v in model.sums], weights_of(model))
+    for total in model.sums:
+        total.assign(tf.zeros_like(total))
+    return {"n": tf.constant(1.0)}
+
+
+@tf.function
 def loops_in_a_function(model, x, y):
     """Keras converts no code, so that only a function makes this loop one of the graph."""
     total = 0.0
@@ -234,6 +246,11 @@ def loops_in_a_function(model, x, y):
 @pytest.mark.parametrize("step", [several_losses, recomputes, loops_in_a_function])
 def test_a_tape_may_differentiate(step):
     check(step)
+
+
+def test_a_loop_of_tensorflow_may_add_up_gradients_in_variables():
+    """All batches have rows for both replicas and both microbatches."""
+    check(adds_up_in_a_loop, holds_sums, x=X[: 2 * BATCH], y=Y[: 2 * BATCH])
 
 
 def test_a_mean_over_the_values_of_a_sparse_batch():
@@ -283,6 +300,25 @@ def codes_follow_a_statistic(model, x, y):
     return {"loss": loss}
 
 
+def keeps_a_mean(model):
+    model.mean = model.add_weight(shape=[], initializer="zeros", trainable=False)
+
+
+def mean_follows_the_loss(model, x, y):
+    loss, gradients = model.gradients(x, y)
+    model.mean.assign(0.9 * model.mean + 0.1 * loss)
+    model.optimizer.apply([g / (1 + model.mean) for g in gradients], weights_of(model))
+    return {"loss": loss, "mean": model.mean}
+
+
+def rate_follows_the_loss(model, x, y):
+    """Polyak's step, by a loss that is the replica's part of the batch's."""
+    loss, gradients = model.gradients(x, y)
+    model.optimizer.learning_rate.assign(0.1 * tf.minimum(1.0, 0.1 * loss))
+    model.optimizer.apply(gradients, weights_of(model))
+    return {"loss": loss}
+
+
 def rate_follows_the_batch(model, x, y):
     loss, gradients = model.gradients(x, y)
     model.optimizer.learning_rate.assign(0.1 + 0.01 * tf.reduce_mean(x))
@@ -292,7 +328,12 @@ def rate_follows_the_batch(model, x, y):
 
 @pytest.mark.parametrize(
     ("step", "make"),
-    [(codes_follow_a_statistic, keeps_codes), (rate_follows_the_batch, lambda model: None)],
+    [
+        (codes_follow_a_statistic, keeps_codes),
+        (mean_follows_the_loss, keeps_a_mean),
+        (rate_follows_the_loss, lambda model: None),
+        (rate_follows_the_batch, lambda model: None),
+    ],
 )
 def test_replicas_agree_on_what_depends_on_the_batch(step, make):
     """Only the first replica's weights are compared with one device's, so look at both."""
@@ -306,3 +347,30 @@ def test_replicas_agree_on_what_depends_on_the_batch(step, make):
     for variable in models[-1].variables:
         first, *others = variable.value.values
         assert all(np.array_equal(first, other) for other in others), variable.path
+
+
+def adds_noise(model, x, y):
+    """Noise in gradients, and in weights: its deviation must not become smaller by replicas."""
+    loss, gradients = model.gradients(x, y)
+    noise = [0 * g + tf.random.normal(g.shape) for g in gradients]
+    model.optimizer.apply(noise, weights_of(model))
+    for weight in weights_of(model):
+        weight.assign_add(0.1 * tf.random.normal(weight.shape))
+    return {"loss": loss}
+
+
+def test_replicas_add_the_noise_of_one_of_them():
+    keras.utils.set_random_seed(1)
+    with two().scope():
+        model = Own(adds_noise)
+        model.build([None, 3])
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+    before = model.get_weights()
+    fit(model)  # six steps
+    moves = np.concatenate(
+        [(new - old).ravel() for new, old in zip(model.get_weights(), before, strict=True)]
+    )
+    np.testing.assert_allclose(moves.std(), np.sqrt(6 * 1.01), rtol=0.25)  # a mean: 0.71 times
+    for variable in model.trainable_variables:
+        first, other = variable.value.values
+        assert np.array_equal(first, other)

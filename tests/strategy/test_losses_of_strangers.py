@@ -340,17 +340,125 @@ def test_a_mean_of_more_elements_than_float16_can_count():
     check(lambda: Tagger(loss_of, 1), tolerance=1e-3)
 
 
+# ------------------------------------------------------- functions of sums and means
+
+
+def focal(model, y, p):
+    error = MSE(y, p)
+    return 0.25 * (1 - tf.exp(-error)) ** 2 * error
+
+
+def root(model, y, p):
+    return MSE(y, p) + tf.sqrt(tf.reduce_mean(tf.square(y - p)))
+
+
+def floods(model, y, p):
+    """Keeps the loss above a bound: "Do we need zero training loss after achieving zero training
+    error?" (Ishida et al., 2020).
+    """
+    return tf.abs(MSE(y, p) - 5) + 5
+
+
+def of_columns(model, y, p):
+    return tf.reduce_mean(tf.sqrt(tf.reduce_mean(tf.square(y - p), axis=0)))
+
+
+def with_a_weight(model, y, p):
+    return tf.math.log(tf.reduce_sum(tf.square(y - p)) + tf.reduce_sum(model.dense.kernel**2))
+
+
+def of_a_ratio(model, y, p):
+    mask = tf.cast(y > 0, tf.float32)
+    return tf.exp(tf.reduce_sum(mask * tf.square(y - p)) / tf.reduce_sum(mask) / 9)
+
+
+def of_a_branch(model, y, p):
+    error = MSE(y, p)
+    return tf.where(error < 4, 0.5 * error**2, 4 * error - 8)
+
+
+def product(model, y, p):
+    return MSE(y, p) * tf.reduce_mean(tf.abs(p))
+
+
+FUNCTIONS = (focal, root, floods, of_columns, with_a_weight, of_a_ratio, of_a_branch, product)
+
+
+@pytest.mark.parametrize("loss_of", FUNCTIONS)
+@pytest.mark.parametrize("classes", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_function_of_sums_over_the_batch(loss_of, classes, caplog):
+    class Functional(Tagger):
+        def logs(self, x, loss):
+            return {"minimized": loss, "perplexity": tf.exp(loss / 10), "root": loss**0.5}
+
+    check(lambda: Functional(loss_of, classes))
+    assert "own_losses" not in caplog.text
+
+
+@pytest.mark.parametrize("loss_of", [focal, root, of_columns])
+def test_a_function_is_a_loss_of_compile(loss_of, caplog):
+    def build():
+        model = keras.Sequential([keras.Input([3]), layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), lambda y, p: loss_of(model, y, p))
+        return model
+
+    check_twins(build, fit)
+    assert "one number" not in caplog.text
+
+
+def test_a_deviation_from_the_mean_is_no_function_of_sums(caplog):
+    """Each replica knows its own mean only, so that the term is not known."""
+
+    def deviation(model, y, p):
+        return MSE(y, p) + tf.sqrt(tf.reduce_mean(tf.square(p - tf.reduce_mean(p))))
+
+    class Deviating(Tagger):
+        pass
+
+    with pytest.raises(AssertionError):
+        check(lambda: Deviating(deviation, 1))
+    assert "'own' (Deviating)" in caplog.text
+
+
+class Harmonic(keras.Model):
+    """Logs a number that it computes from results of metrics, as the F1 score."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1, activation="sigmoid")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        found = super().compute_metrics(x, y, y_pred, sample_weight)
+        both = found["precision"] + found["recall"]
+        return found | {"f1": 2 * found["precision"] * found["recall"] / (both + 1e-7)}
+
+
+def test_a_log_that_is_computed_from_results_of_metrics():
+    positive = (Y > 0).astype(np.float32)
+
+    def build():
+        model = Harmonic()
+        metrics = [keras.metrics.Precision(name="precision"), keras.metrics.Recall(name="recall")]
+        model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", metrics=metrics)
+        return model
+
+    check_twins(build, functools.partial(fit, y=positive, validation_data=(X[:20], positive[:20])))
+
+
 def test_a_term_that_cannot_be_seen_is_named(caplog):
-    def root(model, y, p):
-        return MSE(y, p) + tf.sqrt(tf.reduce_mean(tf.square(y - p)))
+    def largest(model, y, p):
+        return MSE(y, p) + tf.reduce_max(tf.square(y - p))
 
     class Unseen(Tagger):
         pass
 
     with pytest.raises(AssertionError):
-        check(lambda: Unseen(root, 1))
+        check(lambda: Unseen(largest, 1))
     assert "'own' (Unseen)" in caplog.text
-    assert "Sqrt" in caplog.text
+    assert "Max" in caplog.text
 
 
 def test_a_tape_that_another_one_records_is_left_alone():

@@ -44,8 +44,9 @@ def mean(model, y, predicted):
 
 
 def unseen(model, y, predicted):
-    """A mean, but what comes after it is not linear."""
-    return tf.abs(tf.reduce_mean(tf.square(y - predicted)))
+    """The largest error, scaled to be a mean where all errors are equal: no sum over samples."""
+    errors = tf.square(y - predicted)
+    return tf.reduce_max(tf.reduce_mean(errors) + 0 * errors)
 
 
 def total(model, y, predicted):

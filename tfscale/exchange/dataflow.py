@@ -92,7 +92,7 @@ def leaves(tensors: Iterable[tf.Tensor], known: Collection[Any]) -> list[tf.Tens
         known: references to tensors whose own inputs do not matter.
     """
     found = []
-    for one, sources in _behind(tensors, known):
+    for one, sources in behind(tensors, known):
         if one.dtype == tf.resource:
             continue
         if one.op.op_def.is_stateful or all(x.dtype == tf.resource for x in sources):
@@ -108,13 +108,13 @@ def handles(tensors: Iterable[tf.Tensor], known: Collection[Any]) -> list[Any]:
         known: references to tensors whose own inputs do not matter.
     """
     found = []
-    for one, _ in _behind(tensors, known):
+    for one, _ in behind(tensors, known):
         if one.dtype == tf.resource and one.op.type == "Placeholder":
             found += [outer for outer, inner in _captures(one.op) if inner is one]
     return [one for one in found if not hasattr(one, "op")]
 
 
-def _behind(
+def behind(
     tensors: Iterable[tf.Tensor], known: Collection[Any]
 ) -> Iterator[tuple[tf.Tensor, list[tf.Tensor]]]:
     """Yield tensors and all that they are computed from, each once, with its own sources.

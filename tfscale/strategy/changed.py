@@ -7,7 +7,8 @@ than these tensors, or if the step moves a weight by them, replicas sum them fir
 own operations, which are in the graph already, get the sums in their place.
 
 The changed sums are the same on all replicas, unless the step has used something else that differs
-between replicas, such as a loss or random numbers: then replicas take the mean of the changed sums.
+between replicas. Then replicas take the mean of the changed sums, or, if they differ by random
+numbers alone, those of the first replica.
 Eager steps have no graph to change, and there each replica changes its part.
 """
 
@@ -287,6 +288,16 @@ class Gradients:
             for one, new in zip(own, sums, strict=True):
                 self._show_sum(one, new)
         return all(x.ref() in self._by_tensor or self._agrees(x, variable) for x in leaves)
+
+    def differ_by_chance(self, values: Sequence[Any]) -> bool:
+        """Return whether random numbers are all that makes values differ between replicas."""
+        traced = _traced(values)
+        drawn = {
+            x.ref() for x, _ in dataflow.behind(traced, self._by_tensor) if "Random" in x.op.type
+        }
+        known = {*self._by_tensor, *drawn}
+        leaves = dataflow.leaves(traced, known)
+        return bool(drawn) and all(x.ref() in known or self._agrees(x, None) for x in leaves)
 
     def is_sum(self, gradient: Any) -> bool:
         """Return whether the step sees a gradient of a tape, unchanged, that is a sum already."""

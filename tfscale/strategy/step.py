@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfscale.exchange import dataflow
 from tfscale.exchange.rows import numbers_of
 from tfscale.exchange.team import Team
 from tfscale.strategy.batch.balance import Clock
@@ -40,6 +41,7 @@ class Losses:
         reads_before: in an eager step, how often the step had read its share when a layer last
             added a loss.
         scaled: in an eager step, the ids of added losses that have been scaled.
+        in_variables: ids of handles of variables that have got scaled gradients in a loop.
         results: results of metrics, by their ids, until the logs of the step are made; None
             afterwards, and outside of the steps of ``fit``.
     """
@@ -47,6 +49,7 @@ class Losses:
     are_read: bool = False
     reads_before: int = 0
     scaled: set[int] = dataclasses.field(default_factory=set)
+    in_variables: set[int] = dataclasses.field(default_factory=set)
     results: dict[int, Any] | None = None
 
 
@@ -306,7 +309,17 @@ class Step:
         """
         if tf.executing_eagerly():
             return [self.of_rows.reads > since] * len(values)
-        return self.graph.are_scaled([numbers_of(v) for v in values])
+        numbers, kept = [numbers_of(v) for v in values], self.losses.in_variables
+        found = self.graph.are_scaled(numbers)
+        if not kept:
+            return found
+        behind = [map(id, dataflow.handles([x], ())) for x in numbers]
+        return [one or not kept.isdisjoint(ids) for one, ids in zip(found, behind, strict=True)]
+
+    def note_scaled(self, variable: tf.Variable, gradient: Any) -> None:
+        """Note that a variable gets a gradient, if that has a share as a factor."""
+        if self.share is not None and self.is_scaled(gradient):
+            self.losses.in_variables.add(id(variable.handle))
 
     def is_scaled(self, value: Any, since: int = 0) -> bool:
         """Return whether one loss, or gradient of a loss, has a share as a factor."""

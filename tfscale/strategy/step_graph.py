@@ -5,6 +5,8 @@ Eager steps have no graph: callers treat them by rules of their own.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from tfscale.strategy.share import RESTORES, SCALES, marks_of
 # stands for all tensors after the first ``_DISTINGUISHED``.
 BATCH, RESIZES, TURNS, _FIRST = 4, 8, 16, 32
 _DISTINGUISHED = 16
+_SAMPLES, _CHANCE = 1, 2  # where values come from that differ between replicas
 _ANY = ((1 << _DISTINGUISHED + 1) - 1) * _FIRST
 
 # Operations whose results have a number of rows that depends on the values of the data.
@@ -52,6 +55,14 @@ class StepGraph:
         """Number of rows that this replica holds; None if the graph does not know it."""
         first = next(x for x in tf.nest.flatten(self._data) if hasattr(x, "shape"))
         return first.shape[0] if first.shape.rank else None
+
+    def is_graph_of_batch(self, graph: tf.Graph) -> bool:
+        """Return whether a graph is that of the step itself, and not one of a branch or a loop."""
+        return any(op.graph is graph for op in self._places)
+
+    def gives_batch(self, op: tf.Operation) -> bool:
+        """Return whether an operation gives a tensor of the batch."""
+        return op in self._places
 
     def bits_of(self, tensors: Sequence[tf.Tensor]) -> list[int]:
         """Return for each traced tensor the bits of the operations that it is computed from."""
@@ -90,15 +101,20 @@ class StepGraph:
 
         Eager values have no graph that shows this, so the answer is True.
         """
-        if tf.executing_eagerly():
-            return True
+        return tf.executing_eagerly() or self._origin(value) != 0
+
+    def is_random(self, value: Any) -> bool:
+        """Return whether a traced value depends on random numbers, and not on samples."""
+        return not tf.executing_eagerly() and self._origin(value) == _CHANCE
+
+    def _origin(self, value: Any) -> int:
         parts = tf.nest.flatten(value, expand_composites=True)
         tensors = [x for x in parts if isinstance(x, tf.Tensor)]
-        return any(
-            dataflow.gathered(
-                tensors, lambda op: op in self._places or "Random" in op.type, self._origins
-            )
-        )
+
+        def own(op: tf.Operation) -> int:
+            return _SAMPLES * (op in self._places) | _CHANCE * ("Random" in op.type)
+
+        return functools.reduce(operator.or_, dataflow.gathered(tensors, own, self._origins), 0)
 
     def _given(self, op: tf.Operation) -> int:
         """Return the bits of the batch's tensor that an operation gives; 0 if it gives none."""

@@ -386,9 +386,12 @@ def _apply_changed_sums(
     given = this_step().gradients
     if not given.sum_first(grads, optimizer):
         may_differ = [None if given.is_sum(g) else g for g in grads]
+        agree = changed.mean_of_all
+        if given.differ_by_chance(may_differ):
+            agree = functools.partial(statistics.of_first_replica, strategy.extended.team)
         with during(dataclasses.replace(this_step(), gradients=changed.Gradients())):
-            means = changed.mean_of_all(may_differ)
-        grads = [g if mean is None else mean for g, mean in zip(grads, means, strict=True)]
+            same = agree(may_differ)
+        grads = [g if x is None else x for g, x in zip(grads, same, strict=True)]
     elif given.are_from_before_a_branch:
         # Replicas in another branch do not reach this all-reduce, so that the step fails at the
         # deadline: otherwise replicas would go on with different weights.

@@ -32,7 +32,7 @@ from tfscale.native.group import DEFAULT_JOIN_TIMEOUT, DEFAULT_SLOW_AFTER
 from tfscale.parallel.grid import Grid
 from tfscale.parallel.pipeline import Pipeline
 from tfscale.parallel.table import Table
-from tfscale.strategy import building, keras2_applying, making, origin, steps
+from tfscale.strategy import building, keras2_applying, making, origin, randomness, steps
 from tfscale.strategy.batch import predictions
 from tfscale.strategy.batch.balance import Balance
 from tfscale.strategy.changed import Kept
@@ -232,6 +232,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
             if self.extended.number_of_replicas == 1:
                 return super().run(fn, args, kwargs, options)
             stack.enter_context(ordered_by_device())
+            stack.enter_context(randomness.drawn_by_worker(self.extended))
             _refuse_xla(self)
             refuse_tf_keras(fn)
             step = fit.step_of(fn)

@@ -32,6 +32,8 @@ from tfscale.bridge.tensorflow import (
 )
 from tfscale.exchange import dataflow
 from tfscale.strategy import origin
+from tfscale.strategy.losses import own_losses
+from tfscale.strategy.statistics import of_first_replica
 from tfscale.strategy.step import Assigned, Step, this_step
 
 _AGGREGATED = (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN)
@@ -115,19 +117,34 @@ class Weight(_Readable, MirroredVariable):
         if self.aggregation in _AGGREGATED:  # the program says how parts become a whole
             return super()._update_replica(update_fn, value, **kwargs)
         is_sum = step.gradients.are_used([value]) and self._get_sums(value)
-        if step.assigned is not None and self.dtype.is_floating:
-            if not is_sum and self._differs(value):
-                step.assigned.differ_by_replica.append(self)  # to get the mean of all replicas
-                return update_fn(own_copy(self), value, **kwargs)
-            if self.differs_between_teams:
-                step.assigned.differ_by_team.append(self)
+        if step.assigned is None or not self.dtype.is_floating:
+            return super()._update_replica(update_fn, value, **kwargs)
+        differs = not is_sum and self._differs(value)
+        value, agrees = self._agreed(value) if differs else (value, True)
+        if not agrees:  # it gets the mean of all replicas later
+            step.assigned.differ_by_replica.append(self)
+        elif self.differs_between_teams:
+            step.assigned.differ_by_team.append(self)
+        if differs:
+            return update_fn(own_copy(self), value, **kwargs)
         return super()._update_replica(update_fn, value, **kwargs)
+
+    def _agreed(self, value: Any) -> tuple[Any, bool]:
+        """Return a value for all replicas, if it is known now; else the value; and which it is."""
+        step = this_step()
+        if own_losses.is_part(value):
+            return own_losses.whole_number(value), True
+        if step.graph.is_random(value) and not _reads_one_of(step, value):
+            (value,) = of_first_replica(self.distribute_strategy.extended.team, [value])
+            return value, True
+        return value, False
 
     def _get_sums(self, value: Any) -> bool:
         """Sum the gradients behind a value; return whether it is the same on all replicas then."""
         given, strategy = this_step().gradients, self.distribute_strategy
         if not given.are_of(self):
             if is_for_each_row():
+                this_step().note_scaled(own_copy(self), value)
                 return False
             if strategy.rounds is None and not given.come_late:
                 strategy.kept.add(own_copy(self))

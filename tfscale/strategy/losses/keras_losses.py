@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,6 +28,7 @@ from tfscale.bridge.models import overrides
 from tfscale.bridge.objects import is_variable, loss_tracker, read_value
 from tfscale.bridge.protocols import Layer, Metric
 from tfscale.strategy.losses import own_losses
+from tfscale.strategy.losses.functions import Function, function_of_results
 from tfscale.strategy.share import Share
 from tfscale.strategy.step import during, this_step
 
@@ -232,13 +233,34 @@ def with_results_of_all(logs: Any) -> tuple[Any, set[int]]:
         return logs, set(found)
     values = tf.nest.flatten(logs)  # the result of compiled metrics is a dict
     logged = {i: found[id(value)] for i, value in enumerate(values) if id(value) in found}
-    readings = {id(reading): reading for reading, _, _ in logged.values()}
+    computed = _computed_from_results(values, found)
+    used = [*logged.values(), *(found[id(x)] for one in computed.values() for x in one.leaves)]
+    readings = {id(reading): reading for reading, _, _ in used}
     held = [tensor for reading in readings.values() for _, tensor in reading.held]
     # Samples that a now empty replica counted earlier still count.
     with during(dataclasses.replace(step, rows=None)):
         totals = iter(tf.distribute.get_replica_context().all_reduce("SUM", held) if held else [])
     results = {key: reading.of_all(totals) for key, reading in readings.items()}
-    for i, (reading, part, _) in logged.items():
-        values[i] = results[id(reading)] if part is None else results[id(reading)][part]
-    of_all = {id(values[i]) for i in logged}
-    return tf.nest.pack_sequence_as(logs, values), of_all
+
+    def of_all(reading: _Reading, part: str | None, _: Any) -> tf.Tensor:
+        return results[id(reading)] if part is None else results[id(reading)][part]
+
+    for i, one in logged.items():
+        values[i] = of_all(*one)
+    for i, function in computed.items():
+        values[i] = function.of({x.ref(): of_all(*found[id(x)]) for x in function.leaves})
+    ids = {id(values[i]) for i in [*logged, *computed]}
+    return tf.nest.pack_sequence_as(logs, values), ids
+
+
+def _computed_from_results(
+    values: Sequence[Any], found: Mapping[int, tuple[_Reading, str | None, Any]]
+) -> dict[int, Function]:
+    """Return, by their places, the functions that give logs from results of metrics."""
+    given = [result for _, _, result in found.values()]
+    if tf.executing_eagerly() or not all(isinstance(x, tf.Tensor) for x in given):
+        return {}
+    results = {x.ref() for x in given}
+    traced = {i: x for i, x in enumerate(values) if isinstance(x, tf.Tensor)}
+    functions = {i: function_of_results(x, results) for i, x in traced.items()}
+    return {i: function for i, function in functions.items() if function is not None}

@@ -39,6 +39,7 @@ from tfscale.strategy.losses.divisors import whole_divisor
 from tfscale.strategy.losses.terms import (
     BY_ROWS,
     FIXED,
+    FUNCTION,
     MEAN,
     RATIO,
     SCALED,
@@ -48,7 +49,7 @@ from tfscale.strategy.losses.terms import (
     Term,
     terms_of,
 )
-from tfscale.strategy.share import Share, as_scaled
+from tfscale.strategy.share import SCALES, Share, as_scaled
 from tfscale.strategy.step import this_step
 
 _OF_ROWS = (
@@ -83,6 +84,19 @@ def number_of_all(value: Any) -> Any:
         found = [_seen(term) for term in terms_of(value)]
         return _part(value, found, "mean" if _choice() == "mean" else None)
     return value if this_step().is_scaled(value) else value * _share().weight(value.dtype)
+
+
+def is_part(value: Any) -> bool:
+    """Return whether a value is a traced number that this replica's part of a loss has given."""
+    step = this_step()
+    is_number = _is_traced(value) and value.shape.rank == 0 and step.share is not None
+    return is_number and step.graph.depends_on(SCALES, value)
+
+
+def whole_number(value: tf.Tensor) -> tf.Tensor:
+    """Return the number of the whole batch in place of one that a replica has computed."""
+    (total,) = this_step().sum_over_rows([number_of_all(value)])
+    return tf.cast(total, value.dtype)
 
 
 def one_loss_for_all(loss: Any) -> Any:
@@ -339,6 +353,8 @@ def _part_of_term(term: Term, choice: str | None, whole: bool) -> tf.Tensor:
     rows, dtype = _share(), term.tensor.dtype
     if term.kind == SCALED:
         return term.tensor
+    if term.kind == FUNCTION:
+        return _part_of_function(term, choice, whole)
     if term.kind == STOPPED:
         (value,) = term.tensor.op.inputs
         return tf.stop_gradient(_part(value, terms_of(value), choice))
@@ -353,6 +369,35 @@ def _part_of_term(term: Term, choice: str | None, whole: bool) -> tf.Tensor:
         _warn(this_step().model, term.tensor)
     sums = term.kind == UNSEEN and choice == "sum"
     return _times(term.tensor, rows.present(dtype) if sums else rows.part(dtype))
+
+
+def _part_of_function(term: Term, choice: str | None, whole: bool) -> tf.Tensor:
+    r"""Return this replica's part of a function of other terms.
+
+    Replicas r have parts :math:`p_{ir}` of the terms :math:`t_i = \sum_r p_{ir}`, and share
+    :math:`w_r` of the rows. The part of :math:`f(t_1, t_2, ...)` has the value :math:`w_r f`, and
+    the gradient
+
+    .. math:: \sum_i \frac{\partial f}{\partial t_i} \nabla p_{ir}
+
+    at the terms of the whole batch. So the gradients of all replicas add up to that of f.
+    """
+    assert term.function is not None
+    parts = [
+        _part_of_ratio(leaf, tf.ones_like(leaf.tensor))
+        if leaf.kind == RATIO
+        else _part_of_term(leaf, choice, whole)
+        for leaf in term.leaves
+    ]
+    totals = [tf.identity(x) for x in this_step().sum_over_rows([*map(tf.stop_gradient, parts)])]
+    keys = [leaf.tensor.ref() for leaf in term.leaves]
+    value = term.function.of(dict(zip(keys, totals, strict=True)))
+    result = tf.stop_gradient(value * _share().part(value.dtype))
+    for part, slope in zip(parts, tf.gradients(value, totals), strict=True):
+        if slope is not None:
+            change = part - tf.stop_gradient(part)
+            result += tf.cast(tf.reduce_sum(tf.stop_gradient(slope) * change), result.dtype)
+    return result
 
 
 def _times(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,8 @@ mean      a mean over elements                            its elements / all ele
 ratio     a sum or a mean, divided by another             its divisor / the whole divisor
 stopped   a number without a gradient                     as its own terms are weighted
 by rows   scaled, and then scaled back                    the replica's share of the rows
-unseen    anything else, such as a root of a mean         as ``own_losses`` says
+function  computed from such terms, as a root of a mean   see ``own_losses``
+unseen    anything else, such as the largest loss         as ``own_losses`` says
 ========  ==============================================  ==================================
 
 The coefficients :math:`c_i` are TensorFlow's gradients of the loss with respect to its terms: all
@@ -42,12 +43,15 @@ from tfscale.strategy.losses.divisors import (
     reduces_the_batch,
     varies,
 )
+from tfscale.strategy.losses.functions import Function, function_of
 from tfscale.strategy.share import RESTORES, SCALES, marks_of
 from tfscale.strategy.step import this_step
 
-SCALED, FIXED, SUM, MEAN, RATIO, STOPPED, BY_ROWS, UNSEEN = (
-    *("scaled", "fixed", "sum", "mean", "ratio", "stopped", "by rows", "unseen"),
+SCALED, FIXED, SUM, MEAN, RATIO, STOPPED, BY_ROWS, FUNCTION, UNSEEN = (
+    *("scaled", "fixed", "sum", "mean", "ratio", "stopped", "by rows", "function", "unseen"),
 )
+_REDUCED = (SUM, MEAN)  # kinds of terms that have no axis of samples
+_PARTS = (*_REDUCED, SCALED, RATIO, BY_ROWS)  # kinds of numbers whose parts replicas add up
 
 _THROUGH = (
     *("Identity", "IdentityN", "Neg", "Cast", "Reshape", "Squeeze", "ExpandDims", "Pack"),
@@ -75,24 +79,33 @@ class Term:
         kind: kind of the term, from the table in the module's docstring.
         elements: elements that a mean is computed of; None for other kinds.
         fraction: what a ratio is; None for other kinds.
+        function: how a function is computed; None for other kinds.
+        leaves: terms that a function is computed from.
     """
 
     tensor: tf.Tensor
     kind: str
     elements: tf.Tensor | None = None
     fraction: Fraction | None = None
+    function: Function | None = None
+    leaves: tuple[Term, ...] = ()
 
 
 def terms_of(loss: tf.Tensor) -> list[Term]:
     """Return the terms of a loss that is traced in a step of a replica."""
-    return _Reader().read(loss)
+    return _Reader(parts=_Reader()).read(loss)
 
 
 class _Reader:
-    """Reader of a graph, from a loss down to its terms; it reads each tensor once."""
+    """Reader of a graph, from a loss down to its terms; it reads each tensor once.
 
-    def __init__(self) -> None:
+    Args:
+        parts: reader of what functions are computed from; None if this reader knows no functions.
+    """
+
+    def __init__(self, parts: _Reader | None = None) -> None:
         self._known: dict[Any, list[Term]] = {}
+        self._parts = parts
 
     def read(self, tensor: tf.Tensor) -> list[Term]:
         """Return a tensor's terms.
@@ -142,9 +155,29 @@ class _Reader:
             return self._reduction(tensor)
         if op.type == "SelectV2":  # where(is_finite(loss), loss, 0)
             kinds = {term.kind for x in op.inputs[1:] if varies(x) for term in self.read(x)}
-            return [Term(tensor, SCALED if kinds == {SCALED} else UNSEEN)]
-        called = dataflow.called_graphs(op) and this_step().is_scaled(tensor)
-        return [Term(tensor, SCALED if called else UNSEEN)]
+            return [Term(tensor, SCALED)] if kinds == {SCALED} else self._function(tensor)
+        if dataflow.called_graphs(op) and this_step().is_scaled(tensor):
+            return [Term(tensor, SCALED)]
+        return self._function(tensor)
+
+    def _function(self, tensor: tf.Tensor) -> list[Term]:
+        """Return the term that is a function of other terms; an unseen one if it is none."""
+        parts = self._parts
+        function = None if parts is None else function_of(tensor, parts.is_part)
+        if parts is None or function is None:
+            return [Term(tensor, UNSEEN)]
+        leaves = tuple(parts.read(x)[0] if varies(x) else Term(x, FIXED) for x in function.leaves)
+        return [Term(tensor, FUNCTION, function=function, leaves=leaves)]
+
+    def is_part(self, tensor: tf.Tensor) -> bool:
+        """Return whether a tensor is one term, of which each replica has a part."""
+        found = self.read(tensor)
+        return (
+            len(found) == 1
+            and found[0].tensor.ref() == tensor.ref()
+            and found[0].kind in (_PARTS if tensor.shape.rank == 0 else _REDUCED)
+            and tensor.shape.is_fully_defined()
+        )
 
     def _all(self, tensors: Iterable[tf.Tensor]) -> list[Term]:
         found = {term.tensor.ref(): term for x in tensors for term in self.read(x)}
@@ -157,7 +190,7 @@ class _Reader:
         for factor, other in ((x, y), (y, x)):
             if not varies(factor):
                 return self._times(constant(factor), self.read(other))
-        return [Term(tensor, UNSEEN)]
+        return self._function(tensor)
 
     def _quotient(self, tensor: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> list[Term]:
         kind = _kind_of_factor(y)
@@ -173,7 +206,7 @@ class _Reader:
             return self.read(x)
         if kinds <= {SUM, MEAN, FIXED, SCALED, STOPPED} and is_of_replicas(y):
             return [Term(tensor, RATIO, fraction=Fraction(x, y, _division(tensor.op)))]
-        return [Term(tensor, UNSEEN)]
+        return self._function(tensor)
 
     def _reduction(self, tensor: tf.Tensor) -> list[Term]:
         x = tensor.op.inputs[0]
@@ -182,7 +215,7 @@ class _Reader:
         if UNSEEN not in kinds or x.shape.rank == 0:
             return inner  # the terms are inputs, and this adds them up
         if kinds != {UNSEEN} or not reduces_the_batch(tensor):
-            return [Term(tensor, UNSEEN)]
+            return self._function(tensor)
         return [_sum(tensor) if tensor.op.type == "Sum" else Term(tensor, MEAN, x)]
 
     def _times(self, factor: Any, terms: list[Term]) -> list[Term]:
