@@ -14,8 +14,7 @@ from tfscale.support.aliases import Aliases
 from tfscale.support.version import __version__
 
 if TYPE_CHECKING:
-    from tfscale import callbacks, collectives, compression, parallel, plan, sync
-    from tfscale import native as ops
+    from tfscale import callbacks, collectives, compression, native as ops, parallel, plan, sync
     from tfscale.analysis import curvature, quantize, telemetry
     from tfscale.cluster.this_worker import is_first, rank
     from tfscale.parallel.grid import Grid

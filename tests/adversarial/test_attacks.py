@@ -9,8 +9,7 @@ import tensorflow as tf
 
 import tfscale
 from tests.adversarial.models import dense, fit, moved_by_hand, numbers, state
-from tfscale.adversarial import FGSM, PGD, examples
-from tfscale.adversarial import examples as examples_function
+from tfscale.adversarial import FGSM, PGD, examples, examples as examples_function
 from tfscale.training.adversarial import attacks, draws
 
 

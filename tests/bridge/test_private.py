@@ -26,12 +26,12 @@ from tfscale.bridge import (
     functions,
     gradients,
     graphs,
+    losses as bridge_losses,
     runtime,
     started,
     stateless,
     tensorflow,
 )
-from tfscale.bridge import losses as bridge_losses
 from tfscale.bridge.backup import InMemory
 from tfscale.bridge.hooks import RESTORE
 from tfscale.bridge.objects import LAYER_SEED, innermost

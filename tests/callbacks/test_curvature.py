@@ -19,8 +19,7 @@ from tests.callbacks.workers import curvature as worker
 from tests.strategy.features import StopBefore
 from tfscale import callbacks, curvature
 from tfscale.adversarial import FGSM
-from tfscale.callbacks import Adversarial, BatchGrowth, Curvature, Warmup
-from tfscale.callbacks import curvature as module
+from tfscale.callbacks import Adversarial, BatchGrowth, Curvature, Warmup, curvature as module
 
 ROOT = Path(__file__).parents[2]
 FULL = pytest.mark.full

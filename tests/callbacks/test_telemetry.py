@@ -17,8 +17,7 @@ from helpers import mirrored
 from tests.callbacks.telemetries import BATCH, STEPS, WIDTH, added, compiled, fit, lines, numbers
 from tests.compression.test_adaptive import eager_to_change
 from tfscale import ScaleStrategy
-from tfscale.callbacks import BatchGrowth, Recompute, Telemetry, Warmup
-from tfscale.callbacks import telemetry as module
+from tfscale.callbacks import BatchGrowth, Recompute, Telemetry, Warmup, telemetry as module
 from tfscale.collectives import Link, ring
 from tfscale.collectives.choose import Choice, Chooser
 from tfscale.compression import Adaptive

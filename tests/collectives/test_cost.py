@@ -6,8 +6,7 @@ import dataclasses
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from tests.collectives.common import all_reduces, calls, schedules
 from tfscale.collectives import (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tfscale.collectives.wires import FLOATS, WIRES
 from tfscale.compression import Gradient, WirePolicy

@@ -8,8 +8,7 @@ import pytest
 from tests.launch.test_sources import srun
 from tests.launcher.launching import PROGRAMS
 from tfscale.support import cgroups
-from tfscale.tools.launch import hosts as named
-from tfscale.tools.launch import machine, supervised
+from tfscale.tools.launch import hosts as named, machine, supervised
 from tfscale.tools.launch.command import described, of_repetition
 from tfscale.tools.launch.hosts import Host, places
 from tfscale.tools.launch.request import parse

@@ -3,8 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tfscale.parallel.grid import DATA, EXPERTS, STAGES, TENSOR, Grid
 from tfscale.parallel.layout import Owned, Repeated, Split, verify

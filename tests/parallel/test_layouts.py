@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from tfscale.parallel import deal
 from tfscale.parallel.grid import Grid

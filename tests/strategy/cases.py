@@ -16,8 +16,7 @@ import keras
 import tensorflow as tf
 from keras import optimizers
 
-from tests.strategy import models as m
-from tests.strategy import strangers as st
+from tests.strategy import models as m, strangers as st
 from tests.strategy.models import ADAM, BATCH, ROWS, SGD, STEPS, classifier, fit, reader
 from tfscale.optimizers import LAMB, LARS, AdaHessian
 from tfscale.quantize import Prune

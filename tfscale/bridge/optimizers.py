@@ -20,8 +20,7 @@ if KERAS_2:
         scale_of,
     )
 else:
-    from keras import name_scope as building  # type: ignore[no-redef]
-    from keras import ops  # type: ignore[no-redef]
+    from keras import name_scope as building, ops  # type: ignore[no-redef]
     from keras.optimizers import LossScaleOptimizer, Optimizer  # type: ignore[no-redef]
 
     def scale_of(scaler: Any) -> Any:
@@ -74,18 +73,3 @@ def constant_initializer(initializer: Any) -> Any:
     if type(found) not in _CONSTANT:
         return None
     return lambda shape, dtype: found(shape, dtype=dtype.name)
-
-
-__all__ = [
-    "HOW_A_WRAPPEE_IS_TOLD",
-    "LossScaleOptimizer",
-    "Optimizer",
-    "building",
-    "constant_initializer",
-    "gradients_are_sums",
-    "is_elementwise",
-    "is_told_to_wrappee",
-    "ops",
-    "scale_of",
-    "works_on_slices",
-]

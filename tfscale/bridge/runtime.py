@@ -12,15 +12,6 @@ from tensorflow.python.framework import auto_control_deps_utils
 from tensorflow.python.framework.auto_control_deps import op_is_stateful
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-__all__ = [
-    "context",
-    "coordination_leader",
-    "is_compiled_by_xla",
-    "let_overlap",
-    "moment",
-    "ordered_by_device",
-]
-
 _INDEPENDENT = "_independent_side_effects"  # attribute of what TensorFlow leaves unordered
 _READ_TABLES = ("LookupTableFindV2", "LookupTableSizeV2", "LookupTableExportV2")
 

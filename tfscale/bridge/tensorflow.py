@@ -31,17 +31,9 @@ from tensorflow.python.distribute.input_lib import (
     DistributedDatasetSpec,
     DistributedIterator,
     DistributedIteratorSpec,
-)
-from tensorflow.python.distribute.input_lib import (
     _calculate_replicas_with_values as COUNTS_BATCHES,
-)
-from tensorflow.python.distribute.input_lib import (
     _replace_per_replica_spec as split_by_replica,
-)
-from tensorflow.python.distribute.input_lib import (
     _SingleWorkerDatasetIteratorSpec as WorkerIteratorSpec,
-)
-from tensorflow.python.distribute.input_lib import (
     _SingleWorkerOwnedDatasetIterator as WorkerIterator,
 )
 from tensorflow.python.distribute.values import (
@@ -117,10 +109,10 @@ def sum_without_gradient(value: Any) -> Any:
     return tf.distribute.get_strategy().extended._replica_ctx_all_reduce("SUM", value)
 
 
-def replica_id(context: Any = None) -> int:
+def replica_id(replica: Any = None) -> int:
     """Return the index, among those of its process, of a replica: by default, of the caller."""
-    context = tf.distribute.get_replica_context() if context is None else context
-    return int(context._replica_id)
+    found = tf.distribute.get_replica_context() if replica is None else replica
+    return int(found._replica_id)
 
 
 def own_copy(variable: Any) -> Any:
@@ -176,55 +168,3 @@ def variables_of(choose: ClassOf) -> contextlib.AbstractContextManager[None]:
 def _made(choose: ClassOf, kind: type, strategy: Any, values: Any, aggregation: Any) -> Any:
     kind, aggregation = choose(kind, aggregation, values[0].dtype)
     return kind(strategy, values, aggregation)
-
-
-__all__ = [
-    "COUNTS_BATCHES",
-    "CannotInitialize",
-    "CheckpointPosition",
-    "CollectiveAllReduce",
-    "CollectiveAllReduceExtended",
-    "CommunicationImplementation",
-    "DistributedDataset",
-    "DistributedDatasetSpec",
-    "DistributedDatasetsFromFunction",
-    "DistributedIterator",
-    "DistributedIteratorSpec",
-    "DistributedValues",
-    "DistributedVariable",
-    "ExtendedOfWorkers",
-    "Function",
-    "Mirrored",
-    "MirroredVariable",
-    "Options",
-    "PerReplica",
-    "SaveSpec",
-    "SaveableObject",
-    "SyncOnReadVariable",
-    "TfMethodTarget",
-    "VariantDataset",
-    "WhileBodyFuncGraph",
-    "WhileCondFuncGraph",
-    "WorkerIterator",
-    "WorkerIteratorSpec",
-    "assign_on_device",
-    "autograph_artifact",
-    "become",
-    "context",
-    "converted",
-    "could_possibly_record",
-    "eager_mode",
-    "first_copy",
-    "gradients_in_graph",
-    "imperative_grad",
-    "is_saving_non_distributed",
-    "mark_as_unsaveable",
-    "own_copy",
-    "read_from_outside",
-    "regroup",
-    "replica_id",
-    "split_by_replica",
-    "sum_without_gradient",
-    "uses_onednn",
-    "variables_of",
-]

@@ -19,9 +19,7 @@ from tfscale.bridge.runtime import context, coordination_leader
 from tfscale.cluster import addresses, config, this_worker
 from tfscale.cluster.meeting import JoinError, Worker, meet
 from tfscale.cluster.watch import describe_reachability, log_waiting, watched
-from tfscale.native import library
-from tfscale.native import log as _log
-from tfscale.native import transport as _transport
+from tfscale.native import library, log as _log, transport as _transport
 from tfscale.native.bucket import BucketId, Name, bucket_id
 from tfscale.native.devices import split_cpu, take_share
 from tfscale.native.memory import keep_memory

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfscale.collectives import Cluster as Groups
-from tfscale.collectives import Link
+from tfscale.collectives import Cluster as Groups, Link
 from tfscale.collectives.cost import Machine, slowest
 from tfscale.support import arguments, records
 from tfscale.support.records import Record

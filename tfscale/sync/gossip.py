@@ -7,8 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from tfscale.collectives import Schedule, is_doubly_stochastic
-from tfscale.collectives import mixtures as mixtures_of
+from tfscale.collectives import Schedule, is_doubly_stochastic, mixtures as mixtures_of
 from tfscale.collectives.gossip import Topology, checked_topology
 from tfscale.collectives.wires import LOSSLESS, checked
 from tfscale.support import arguments

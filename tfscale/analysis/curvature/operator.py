@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfscale.analysis.curvature import eigenvalues, spectrum
-from tfscale.analysis.curvature import samples as sampling
+from tfscale.analysis.curvature import eigenvalues, samples as sampling, spectrum
 from tfscale.analysis.curvature.matrix import SymmetricMatrix
 from tfscale.analysis.curvature.results import Diagonal, Eigenvalues, Estimate, Trace
 from tfscale.analysis.curvature.spectrum import Density

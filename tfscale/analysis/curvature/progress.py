@@ -20,8 +20,13 @@ def bar(what: str, steps: int, shown: bool | None) -> Iterator[Callable[[float],
         yield lambda _: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn as Remaining,
+    )
 
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining()
     with Progress(*columns, console=Console(stderr=True), transient=True) as shows:

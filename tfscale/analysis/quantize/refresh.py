@@ -9,8 +9,7 @@ from typing import Any
 import keras
 
 from tfscale.analysis.quantize.sensitivity import sensitivity
-from tfscale.analysis.quantize.wires import BUDGET, WIRES, checked_names
-from tfscale.analysis.quantize.wires import wires as chosen_wires
+from tfscale.analysis.quantize.wires import BUDGET, WIRES, checked_names, wires as chosen_wires
 from tfscale.bridge.fit import trace_again
 from tfscale.bridge.installed import refuse_keras_2
 from tfscale.exchange.scaling import Scaling, scaling

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfscale.cluster.collect import collect_addresses
-from tfscale.tools.launch import hosts as named
-from tfscale.tools.launch import machine
+from tfscale.tools.launch import hosts as named, machine
 from tfscale.tools.launch.hosts import Host
 
 _PORT = 29400

@@ -17,8 +17,7 @@ from tfscale.bridge.calls import caller
 from tfscale.bridge.objects import native
 from tfscale.bridge.optimizers import ops
 from tfscale.support import arguments
-from tfscale.training.optimizers import curvature as hutchinson
-from tfscale.training.optimizers import rules
+from tfscale.training.optimizers import curvature as hutchinson, rules
 from tfscale.training.optimizers.averaging import Averaging, averaged, checked, rule_for
 from tfscale.training.optimizers.base import (
     DECAY,

@@ -11,8 +11,7 @@ import keras
 
 from tfscale.bridge.optimizers import ops
 from tfscale.support import arguments
-from tfscale.training.optimizers import fused as fused_ops
-from tfscale.training.optimizers import rules
+from tfscale.training.optimizers import fused as fused_ops, rules
 from tfscale.training.optimizers.base import ADAPTATION, DECAY, Optimizer, Patterns, checked_share
 from tfscale.training.optimizers.paths import BIAS_AND_NORM
 

@@ -12,8 +12,7 @@ from tfscale.support import arguments
 from tfscale.training.recompute.graph import Graph, Order, peak
 from tfscale.training.recompute.levels import Levels, order_of
 from tfscale.training.recompute.measure import measure
-from tfscale.training.recompute.optimum import SOLVERS as SOLVERS_OF_ORDERS
-from tfscale.training.recompute.optimum import Optimum, optimum
+from tfscale.training.recompute.optimum import SOLVERS as SOLVERS_OF_ORDERS, Optimum, optimum
 from tfscale.training.recompute.phases import PhasedPlan
 from tfscale.training.recompute.plan import WASTED, Plan
 from tfscale.training.recompute.planners import check_step

@@ -7,8 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfscale.bridge.graphs import after
-from tfscale.bridge.graphs import behind as passed
+from tfscale.bridge.graphs import after, behind as passed
 from tfscale.training.recompute.traced_step import TracedStep
 
 # TensorFlow rewrites these operations, unless other operations wait for them.
