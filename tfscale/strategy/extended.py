@@ -324,7 +324,8 @@ class Extended(ExtendedOfWorkers):
         beside = keywords.get("colocate_with")  # the weight whose slot is made, if it is one
         parts = self._container_strategy().parts
         with placing(placed_now() or placement_beside(beside) or parts.placement(beside)):
-            return made(create, keywords, self._container_strategy().rounds)
+            in_rounds = self._container_strategy().rounds is not None
+            return made(create, keywords, in_rounds)
 
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         copy = colocate_with_variable

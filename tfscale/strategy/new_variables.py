@@ -24,7 +24,6 @@ from tfscale.strategy.variables import (
     Accumulator,
     LocalStatistic,
     LocalWeight,
-    Observer,
     Part,
     SampleState,
     Seed,
@@ -77,13 +76,13 @@ def kind_of(keywords: Mapping[str, Any], dtype: tf.DType, in_rounds: bool) -> ty
     return Weight if trained else Statistic
 
 
-def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Observer | None) -> Any:
+def made(create: Callable[[], Any], keywords: Mapping[str, Any], in_rounds: bool) -> Any:
     """Make a replicated variable of the class that fits its use.
 
     Args:
         create: function that makes the variable with TensorFlow.
         keywords: arguments that the variable is made with.
-        rounds: rounds of the strategy; None if replicas make all steps together.
+        in_rounds: whether replicas train alone between the ends of rounds.
     """
 
     def choose(kind: type, aggregation: Any, dtype: tf.DType) -> tuple[type, Any]:
@@ -91,7 +90,7 @@ def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Observe
             return Tally, aggregation
         if kind is not MirroredVariable:
             return kind, aggregation
-        ours = kind_of(keywords, dtype, rounds is not None)
+        ours = kind_of(keywords, dtype, in_rounds)
         if issubclass(ours, LocalWeight):  # the ends of rounds average it
             aggregation = tf.VariableAggregation.NONE
         return ours, aggregation
@@ -106,8 +105,6 @@ def made(create: Callable[[], Any], keywords: Mapping[str, Any], rounds: Observe
         made = variable_being_made()
         variable.keras_path = path_of(variable if made is None else made)
         placement.first = None  # TensorFlow keeps the functions that make initial values
-    if rounds is not None and isinstance(variable, LocalWeight):
-        variable.observer = rounds
     if isinstance(variable, Seed):
         with tf.init_scope():
             for i, component in enumerate(variable.values):

@@ -234,6 +234,6 @@ class Shard(Placed):
 
     def _get_cross_replica(self) -> tf.Tensor:
         weight = self.slot.equals
-        if weight is not None and not weight.observer.is_apart(weight):
+        if weight is not None and not self.distribute_strategy.rounds.is_apart(weight):
             return tf.cast(weight.values[0].read_value(), self.dtype)
         return super()._get_cross_replica()

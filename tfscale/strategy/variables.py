@@ -52,24 +52,6 @@ _OTHERS_WOULD_NOT_FOLLOW = (
 )
 
 
-class Observer:
-    """Object that knows whether replicas have different values of a weight, and is told of changes.
-
-    This one knows of no differences.
-    """
-
-    def as_seen(self, variable: Weight) -> Any:
-        """Return what a weight reads as outside of replicas; None if all have the same value."""
-        return None
-
-    def is_apart(self, variable: Weight) -> bool:
-        """Return whether replicas may have different values of a weight."""
-        return False
-
-    def assigned(self, variable: Weight) -> None:
-        """Note that a weight has been assigned outside of replicas."""
-
-
 class _Readable:
     """Conversions of a variable to a number or an array, for learning rates and metrics."""
 
@@ -287,12 +269,8 @@ class LocalWeight(OfKeras):
 
     Outside of replicas, it reads as the mean over replicas, or as the value that the rule keeps for
     it. An assigned or restored value goes to all replicas.
-
-    Attributes:
-        observer: object that knows what the weight reads as; the weight gets it when it is made.
     """
 
-    observer = Observer()
     differs_between_teams = True
 
     def _differs(self, value: Any) -> bool:
@@ -302,12 +280,12 @@ class LocalWeight(OfKeras):
         return whole
 
     def _get_cross_replica(self) -> tf.Tensor:
-        seen = self.observer.as_seen(self)
+        seen = self.distribute_strategy.rounds.as_seen(self)
         return super()._get_cross_replica() if seen is None else seen
 
     def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         done = super()._update_cross_replica(update_fn, value, **kwargs)
-        self.observer.assigned(self)
+        self.distribute_strategy.rounds.assigned(self)
         return done
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:

@@ -24,11 +24,11 @@ from tfscale.strategy.rounds.round_report import RoundReport
 from tfscale.strategy.rounds.round_state import RoundState, optimizer_of, slots_of
 from tfscale.strategy.step import on_a_replica
 from tfscale.strategy.teams import Teams
-from tfscale.strategy.variables import Observer, Weight
+from tfscale.strategy.variables import Weight
 from tfscale.sync.rule import Rule
 
 
-class Rounds(Observer):
+class Rounds:
     """Rounds of all models of a strategy.
 
     Args:
