@@ -136,9 +136,9 @@ def generator():
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
-@pytest.mark.parametrize("shortest, laps", [(0, STEPS), (1000, 2)])
+@pytest.mark.parametrize("shortest, windows", [(0, STEPS), (1000, 2)])
 @pytest.mark.parametrize("batch", [None, BATCH])
-def test_data_of_unknown_length(tmp_path, batch, shortest, laps, monkeypatch):
+def test_data_of_unknown_length(tmp_path, batch, shortest, windows, monkeypatch):
     """Keras begins a step more, for which there is no data."""
     monkeypatch.setattr(module, "SHORTEST", shortest)
     spec = tuple(tf.TensorSpec([None, n]) for n in (WIDTH, 1))
@@ -146,7 +146,7 @@ def test_data_of_unknown_length(tmp_path, batch, shortest, laps, monkeypatch):
     telemetry = Telemetry(tmp_path / "run.jsonl", batch=batch)
     compiled().fit(data, verbose=0, callbacks=[telemetry])
     steps = lines(tmp_path / "run.jsonl", "step")
-    assert (len(steps), added(steps, "steps")) == (laps, STEPS)
+    assert (len(steps), added(steps, "steps")) == (windows, STEPS)
     assert [each["samples"] for each in steps] == [
         batch and batch * each["steps"] for each in steps
     ]

@@ -39,7 +39,7 @@ def scripted(monkeypatch, methods):
             self.taken = getattr(self, "taken", 0) + 1
             following = methods[self.taken % len(methods)]
             self.current = [following] * len(self.buckets)
-            return deciding.lap("rest", 1)
+            return deciding.window("rest", 1)
 
     with monkeypatch.context() as patch:
         patch.setattr(adaptation, "Decider", Scripted)
@@ -123,7 +123,7 @@ def test_errors_are_as_they_are_defined(monkeypatch):
     ],
 )
 def test_in_fit(optimizer, monkeypatch):
-    """The last batch has one row, and another graph, which goes on with the same lap."""
+    """The last batch has one row, and another graph, which goes on with the same window."""
     with eager_to_change(monkeypatch):
         among = ("int8", PowerSGD(2, saves=0), TopK(0.1))
         model, losses = fitted({"kernel": Adaptive(1.0, among)}, optimizer, epochs=12)

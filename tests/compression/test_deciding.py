@@ -38,7 +38,7 @@ class Training:
         ]
         self.decider = Decider(described, COST)
         self.errors = list(ERRORS)
-        self.random, self.current, self.lap = random.Random(1), [0] * self.buckets, None
+        self.random, self.current, self.window = random.Random(1), [0] * self.buckets, None
         self.step, self.clock = 0, 0.0
         self.ran = []  # methods and seconds of each step
 
@@ -49,13 +49,13 @@ class Training:
         """Train for more seconds of the invented clock, and return the method in use."""
         end = self.clock + seconds
         while self.clock < end:
-            lap = self.lap or self.decider.lap
-            rows = [self.take(lap, methods or tuple(self.current)) for methods in lap.methods]
-            self.lap = self.decider.decide([rows, rows], self.current, self.step)
+            window = self.window or self.decider.window
+            rows = [self.take(window, methods or tuple(self.current)) for methods in window.methods]
+            self.window = self.decider.decide([rows, rows], self.current, self.step)
             self.current = list(self.decider.current)
         return METHODS[self.current[0]]
 
-    def take(self, lap, methods):
+    def take(self, window, methods):
         seen, waits = [], 0.0
         for bucket, method in zip(self.decider.buckets, methods):
             start = BACKWARD + waits
@@ -66,7 +66,7 @@ class Training:
         probes = [self.about(COST.time(n, self.link)) for n in deciding.PROBES]
         self.step, self.clock = self.step + 1, self.clock + seconds
         self.ran.append((methods, seconds))
-        return Step(seconds, tuple(probes) if lap.kind == "look" else (0.0, 0.0), tuple(seen))
+        return Step(seconds, tuple(probes) if window.kind == "look" else (0.0, 0.0), tuple(seen))
 
 
 def test_it_follows_the_links():
@@ -146,7 +146,7 @@ def test_many_buckets_change_together():
 
 
 def test_ranks_decide_alike():
-    """Equal measurements give equal laps and equal changes, bit for bit."""
+    """Equal measurements give equal windows and equal changes, bit for bit."""
     first, second = Training(noise=0.4), Training(noise=0.4)
     for training in (first, second):
         training.train(60)

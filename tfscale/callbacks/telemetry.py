@@ -17,7 +17,7 @@ from tfscale.analysis.telemetry.errors import Distortion, Samples
 from tfscale.analysis.telemetry.fit import Batches, Size, batches_of_fit
 from tfscale.analysis.telemetry.meetings import Meetings
 from tfscale.analysis.telemetry.sinks import JsonLines, TensorBoard
-from tfscale.analysis.telemetry.steps import EFFICIENCIES, Lap, Mean, split
+from tfscale.analysis.telemetry.steps import EFFICIENCIES, Mean, Window, split
 from tfscale.analysis.telemetry.timeline import Recording
 from tfscale.bridge.fit import forget_train_function
 from tfscale.bridge.output import keep_out_of_bar
@@ -148,8 +148,8 @@ class Telemetry(keras.callbacks.Callback):
         # Finished batches of the epoch, with the time of their end; threads may add them in any
         # order.
         self._ends: list[tuple[int, float]] = []
-        self._open: Lap | None = None
-        self._closed: list[Lap] = []
+        self._open: Window | None = None
+        self._closed: list[Window] = []
         self._whole, self._usual = Mean(), Mean()
         self._epoch_whole, self._epoch_usual = Mean(), Mean()
         self._logged: dict[str, float] = {}
@@ -190,7 +190,9 @@ class Telemetry(keras.callbacks.Callback):
             ours = scaling(strategy)
             self._waited_before = 0.0 if ours is None else ours.seconds_behind()
             if ours is not None and ours.meets and self._engine_log.is_measured:
-                self._meetings = Meetings(ours.told_by_workers, self._engine_log.ranks_of_workers)
+                self._meetings = Meetings(
+                    ours.gathered_from_workers, self._engine_log.ranks_of_workers
+                )
                 # Otherwise workers do not make the same steps at the same time.
                 self._meets_in_epochs = not ours.figures_of_rounds()
             if self._watches(self.model):
@@ -234,7 +236,7 @@ class Telemetry(keras.callbacks.Callback):
         if self._closed and self._spent <= SHARE * (time.perf_counter() - self._began):
             self._read()
         usual = made > 0 and not (self._recording and self._recording.runs)
-        self._open = Lap(self._epoch, batch, self._step, steps, now, usual=usual)
+        self._open = Window(self._epoch, batch, self._step, steps, now, usual=usual)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Note the end of a batch; Keras may call this in another thread."""
@@ -317,51 +319,51 @@ class Telemetry(keras.callbacks.Callback):
 
     # ---------------------------------------------------------------- reading
 
-    def _may_join(self, lap: Lap, now: float) -> bool:
-        return lap.usual and self._recording is None and now - lap.begin < SHORTEST
+    def _may_join(self, window: Window, now: float) -> bool:
+        return window.usual and self._recording is None and now - window.begin < SHORTEST
 
     def _close(self, now: float) -> None:
-        lap, self._open = self._open, None
-        if lap is not None and lap.steps > 0:
-            lap.end = now
-            lap.samples = self._batches.samples(lap.batch, lap.step, lap.steps)
-            self._note_behind(lap)
-            self._step += lap.steps
-            self._closed.append(lap)
+        window, self._open = self._open, None
+        if window is not None and window.steps > 0:
+            window.end = now
+            window.samples = self._batches.samples(window.batch, window.step, window.steps)
+            self._note_behind(window)
+            self._step += window.steps
+            self._closed.append(window)
 
-    def _note_behind(self, lap: Lap) -> None:
+    def _note_behind(self, window: Window) -> None:
         """Note how long the steps of an interval have waited for sums in the background."""
         ours = scaling(self.model.distribute_strategy)
         if ours is not None and self._engine_log is not None:
             waited = ours.seconds_behind()
-            self._behind[lap.step] = waited - self._waited_before
+            self._behind[window.step] = waited - self._waited_before
             self._waited_before = waited
 
     def _read(self) -> None:
         """Read the engine's log about finished intervals, and report."""
         begin = time.perf_counter()
-        laps, self._closed = self._closed, []
+        windows, self._closed = self._closed, []
         if self._engine_log is not None:
-            self._read_engine_log(self._engine_log, laps)
+            self._read_engine_log(self._engine_log, windows)
         whole, usual = Mean(), Mean()
-        for lap in laps:
-            whole.add(lap)
-            if lap.usual:
-                usual.add(lap)
+        for window in windows:
+            whole.add(window)
+            if window.usual:
+                usual.add(window)
             if self._lines is not None:
-                self._lines.write("step", {**vars(lap), "seconds": lap.seconds})
+                self._lines.write("step", {**vars(window), "seconds": window.seconds})
         for mean, more in (
             (self._epoch_whole, whole), (self._whole, whole),
             (self._epoch_usual, usual), (self._usual, usual),
         ):  # fmt: skip
             mean.merge(more)
-        if laps:
+        if windows:
             self._tell(self._numbers(whole, usual), usual.steps > 0)
         if self._lines is not None:
             self._lines.flush()
         self._spent += time.perf_counter() - begin
 
-    def _read_engine_log(self, log: EngineLog, laps: list[Lap]) -> None:
+    def _read_engine_log(self, log: EngineLog, windows: list[Window]) -> None:
         executions, since = log.read()
         if self._recording is not None:
             self._recording.heard(executions)
@@ -373,18 +375,18 @@ class Telemetry(keras.callbacks.Callback):
             self._write("method", **dataclasses.asdict(change))
             if self._recording is not None:
                 self._recording.changed(change)
-        parts = [split(mine, laps) for mine in executions]
-        for lap, ranks in zip(laps, zip(*parts, strict=True), strict=True):
-            if lap.begin >= since and log.is_measured:
-                behind = self._behind.pop(lap.step, 0.0)
-                lap.account(ranks, log.saved, log.is_behind_steps, behind)
+        parts = [split(mine, windows) for mine in executions]
+        for window, ranks in zip(windows, zip(*parts, strict=True), strict=True):
+            if window.begin >= since and log.is_measured:
+                behind = self._behind.pop(window.step, 0.0)
+                window.account(ranks, log.saved, log.is_behind_steps, behind)
         if self._meetings is not None:
-            self._meetings.add(laps)
+            self._meetings.add(windows)
         ours = scaling(self.model.distribute_strategy)
         if ours is not None and (shares := ours.shares_of_batch()) != self._shares:
             self._shares = shares
             self._write("shares", step=self._step, shares=shares)
-        if self._samples is not None and laps:
+        if self._samples is not None and windows:
             for distortion in self._samples.distortions():
                 self._distortions[distortion.bucket] = distortion
                 self._write("error", step=self._step, **_fields(distortion))

@@ -1,8 +1,8 @@
 """Sums each bucket by the method that was chosen for it, and measures steps to choose the next.
 
-The graph itself runs laps of a few steps each (see ``deciding.py``). The graph uses the methods
-that the lap prescribes, and times buckets and steps. At the end of the lap, ranks exchange the
-times, so that all ranks decide from the same numbers. The methods in use, their times and their
+The graph itself runs windows of a few steps each (see ``deciding.py``). The graph uses the methods
+that the window prescribes, and times buckets and steps. At the end of the window, ranks exchange
+the times, so that all ranks decide from the same numbers. The methods in use, their times and their
 errors are saved with the optimizer; everything else begins anew in another process.
 """
 
@@ -19,7 +19,7 @@ from tfscale.collectives.cost import Cost
 from tfscale.collectives.registry import resolve
 from tfscale.collectives.wires import BLOCK
 from tfscale.compression import deciding
-from tfscale.compression.deciding import LAP, PROBES, Decider, Seen, Step
+from tfscale.compression.deciding import PROBES, WINDOW, Decider, Seen, Step
 from tfscale.compression.method import RESIDUAL, Load
 from tfscale.compression.switching import Switching, switched
 from tfscale.native import all_gather, all_reduce
@@ -53,7 +53,7 @@ class Adaptation:
         self._changes = load.changes
         self._cost: Cost = _cost_of(load.replicas)
         self.decider: Decider | None = None
-        # The turn of the step that is traced, the methods that the lap prescribes, and for each
+        # The turn of the step that is traced, the methods that the window prescribes, and for each
         # bucket its load, its description and its measurements.
         self._now: Any = None
         self._wanted: Any = None
@@ -62,7 +62,7 @@ class Adaptation:
         self._seen: list[tf.Tensor] = []
         with tf.init_scope(), tf.device(host_of(load.device)):
             self._turn = Cell(tf.int32)
-            self._steps = Cell(tf.int32)  # number of steps in the lap
+            self._steps = Cell(tf.int32)  # number of steps in the window
             self._looks = Cell(tf.bool)
             self._plan = Cell(tf.int32)  # number of the method, by step and bucket
             self._last = Cell(tf.float64)  # time at which the last step ended, or 0
@@ -70,12 +70,12 @@ class Adaptation:
             self._turn.assign(0)
             self._steps.assign(deciding.FIRST)
             self._looks.assign(True)
-            self._plan.assign(tf.fill([LAP, self._buckets], _IN_USE))
+            self._plan.assign(tf.fill([WINDOW, self._buckets], _IN_USE))
             self._last.assign(0.0)
-            self._rows.assign(tf.zeros([LAP, _OF_STEP + _OF_BUCKET * self._buckets], tf.float64))
+            self._rows.assign(tf.zeros([WINDOW, _OF_STEP + _OF_BUCKET * self._buckets], tf.float64))
 
     def sums(self, load: Load, method: Switching, bound: float) -> list[tf.Tensor]:
-        """Return the sums of the next bucket, by the method that the lap prescribes.
+        """Return the sums of the next bucket, by the method that the window prescribes.
 
         Args:
             load: the bucket.
@@ -128,7 +128,7 @@ class Adaptation:
         """Record a step after its last bucket, and return what is known then.
 
         Args:
-            turn: index of the step in the lap.
+            turn: index of the step in the window.
             seen: five numbers for each bucket: start, end, method, and the squares of what was lost
                 and of what was to be sent.
             known: what is known of each bucket: see ``KNOWN``.
@@ -169,12 +169,12 @@ class Adaptation:
     def _decided(
         self, rows: tf.Tensor, steps: tf.Tensor, known: tf.Tensor, step: tf.Tensor
     ) -> tf.Tensor:
-        bucket = self._communicator.new_bucket("what a lap has shown")
+        bucket = self._communicator.new_bucket("what a window has shown")
         every = all_gather(rows[tf.newaxis, :steps], self._communicator, name=bucket)
         plan, length, looks, new = tf.numpy_function(
             self._decide, [every, known, step], [tf.int32, tf.int32, tf.bool, tf.float32]
         )
-        self._plan.assign(tf.ensure_shape(plan, [LAP, self._buckets]))
+        self._plan.assign(tf.ensure_shape(plan, [WINDOW, self._buckets]))
         self._steps.assign(tf.ensure_shape(length, []))
         self._looks.assign(tf.ensure_shape(looks, []))
         return tf.ensure_shape(new, known.shape)
@@ -187,14 +187,14 @@ class Adaptation:
         _recall(decider, known)
         ranks = [[_step_of(row) for row in rank] for rank in every]
         before = len(decider.changes)
-        lap = decider.decide(ranks, [int(n) for n in known[:, 0]], int(step))
+        window = decider.decide(ranks, [int(n) for n in known[:, 0]], int(step))
         self._changes += decider.changes[before:]
-        plan = np.full([LAP, self._buckets], _IN_USE, np.int32)
-        for turn, methods in enumerate(lap.methods):
+        plan = np.full([WINDOW, self._buckets], _IN_USE, np.int32)
+        for turn, methods in enumerate(window.methods):
             if methods is not None:
                 plan[turn] = methods
-        looks = np.bool_(lap.kind == "look")
-        return plan, np.int32(len(lap.methods)), looks, _to_keep(decider)
+        looks = np.bool_(window.kind == "look")
+        return plan, np.int32(len(window.methods)), looks, _to_keep(decider)
 
 
 def in_use(load: Load, method: Switching) -> tf.Tensor:

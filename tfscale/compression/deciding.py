@@ -1,8 +1,8 @@
 """Decides by which method each bucket is summed: first by prices, then by live steps.
 
 The decision is plain arithmetic in a fixed order: equal measurements give equal decisions on every
-rank. It takes place at the end of each *lap*, a few steps that all ranks have measured, and
-prescribes how the next lap runs. There are three kinds of laps:
+rank. It takes place at the end of each *window*, a few steps that all ranks have measured, and
+prescribes how the next window runs. There are three kinds of windows:
 
 - ``look`` measures the links, with the methods that are in use;
 - ``trial`` sums some buckets by other methods, in turn with the methods in use;
@@ -22,11 +22,11 @@ from collections.abc import Sequence
 
 from tfscale.collectives.cost import Cost, Link
 
-LAP = 16  # largest number of steps in a lap
+WINDOW = 16  # largest number of steps in a window
 FIRST, LOOK, TRIAL = 6, 3, 16  # steps of the first look, of a later look and of a trial
 _BLOCK = 4  # steps of a trial with the same methods; the first of these steps does not count
 REST_SECONDS = 1.0  # shortest duration of a rest, as far as REST permits
-REST = (3, LAP)  # smallest and largest number of steps
+REST = (3, WINDOW)  # smallest and largest number of steps
 INTERVAL = (32, 512)  # smallest and largest number of steps between two looks
 
 PAYS = 0.97  # a change pays if a step takes at most this share of its earlier time
@@ -120,7 +120,7 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lap:
+class Window:
     """A plan for the next steps.
 
     Attributes:
@@ -132,16 +132,18 @@ class Lap:
     methods: tuple[tuple[int, ...] | None, ...]
 
 
-def lap(kind: str, steps: int, proposal: tuple[int, ...] | None = None, turns: bool = True) -> Lap:
-    """Return a lap with this number of steps.
+def window(
+    kind: str, steps: int, proposal: tuple[int, ...] | None = None, turns: bool = True
+) -> Window:
+    """Return a window with this number of steps.
 
     In a trial, the proposal takes turns with the methods in use, or, without ``turns``, has all
     steps.
     """
     if proposal is None:
-        return Lap(kind, (None,) * steps)
+        return Window(kind, (None,) * steps)
     tries = [not turns or step // _BLOCK % 2 == 1 for step in range(steps)]
-    return Lap(kind, tuple(proposal if one else None for one in tries))
+    return Window(kind, tuple(proposal if one else None for one in tries))
 
 
 _Waits = dict[tuple[int, int], tuple[int, int]]
@@ -157,14 +159,14 @@ class Decider:
     Attributes:
         changes: all changes, in the order in which they were made.
         link: last measurement of the links.
-        lap: lap that is running.
+        window: window that is running.
     """
 
     def __init__(self, buckets: Sequence[Bucket], cost: Cost) -> None:
         self.buckets, self._cost = buckets, cost
         self.changes: list[Change] = []
         self.link: Link | None = None
-        self.lap = lap("look", FIRST)
+        self.window = window("look", FIRST)
         self.current = [0] * len(buckets)
         # By bucket and method: seconds of computation, and errors; NaN if they are unknown.
         self.computes = [[math.nan] * len(b.methods) for b in buckets]
@@ -183,13 +185,13 @@ class Decider:
         self._now = 0.0
         self._unchecked = 0.0  # seconds since exact sums were tried
 
-    # ------------------------------------------------------------------ laps
+    # ------------------------------------------------------------------ windows
 
-    def decide(self, ranks: Sequence[Sequence[Step]], current: Sequence[int], step: int) -> Lap:
-        """Return the next lap.
+    def decide(self, ranks: Sequence[Sequence[Step]], current: Sequence[int], step: int) -> Window:
+        """Return the next window.
 
         Args:
-            ranks: each rank's measurements of the steps in the lap that is over.
+            ranks: each rank's measurements of the steps in the window that is over.
             current: numbers of the methods in use, which a checkpoint may have changed.
             step: number of the optimizer's updates so far.
         """
@@ -197,15 +199,18 @@ class Decider:
         turns = [list(turn) for turn in zip(*ranks)]
         self._now = max((bucket.end for one in turns[-1] for bucket in one.buckets), default=0.0)
         self._unchecked += sum(max(one.seconds for one in turn) for turn in turns)
-        self.lap = self._after(turns, step)
-        return self.lap
+        self.window = self._after(turns, step)
+        return self.window
 
-    def _after(self, turns: list[list[Step]], step: int) -> Lap:
-        kind, usual = self.lap.kind, [t for t in turns if self._methods(t) == tuple(self.current)]
+    def _after(self, turns: list[list[Step]], step: int) -> Window:
+        kind, usual = (
+            self.window.kind,
+            [t for t in turns if self._methods(t) == tuple(self.current)],
+        )
         if kind == "trial":
             return self._judge(turns, step) or self._propose()
-        if not usual:  # a checkpoint was restored during the lap
-            return lap("look", LOOK)
+        if not usual:  # a checkpoint was restored during the window
+            return window("look", LOOK)
         late = usual[len(usual) // 2 :] if kind == "look" else usual
         self._learn(late, kind == "look")
         if self._goes_back(step):
@@ -217,9 +222,9 @@ class Decider:
             return self._propose()
         self._rested += len(turns)
         is_due = self._rested >= self._interval or self._has_moved(late)
-        return lap("look", LOOK) if is_due else self._rest()
+        return window("look", LOOK) if is_due else self._rest()
 
-    def _propose(self) -> Lap:
+    def _propose(self) -> Window:
         """Return a trial of the cheapest methods, if they promise a faster step; else a rest.
 
         After enough time without a trial of exact sums, return such a trial instead of a rest.
@@ -238,9 +243,9 @@ class Decider:
         self._changed, self._rested = False, 0
         return self._rest()
 
-    def _trial(self, proposal: tuple[int, ...], steps: int, turns: bool) -> Lap:
+    def _trial(self, proposal: tuple[int, ...], steps: int, turns: bool) -> Window:
         self._proposal = proposal
-        return lap("trial", steps, proposal, turns)
+        return window("trial", steps, proposal, turns)
 
     def _saved(self, proposal: tuple[int, ...]) -> float:
         """Return the seconds that a proposal saves, if the backward pass hides no exchange."""
@@ -250,9 +255,9 @@ class Decider:
             if method != self.current[b]
         )
 
-    def _rest(self) -> Lap:
+    def _rest(self) -> Window:
         steps = REST_SECONDS / max(self._seconds, 1e-6)
-        return lap("rest", round(min(max(steps, REST[0]), REST[1])))
+        return window("rest", round(min(max(steps, REST[0]), REST[1])))
 
     def _cheapest(self, bucket: int) -> int:
         allowed = [
@@ -270,7 +275,7 @@ class Decider:
         )
         return not (waits or key in self._tried)
 
-    def _judge(self, turns: list[list[Step]], step: int) -> Lap | None:
+    def _judge(self, turns: list[list[Step]], step: int) -> Window | None:
         """Accept the proposal, refuse it for some time, or return a longer trial of it."""
         counted = [t for n, t in enumerate(turns) if n % _BLOCK]
         tried = [t for t in counted if self._methods(t) == self._proposal]

@@ -124,7 +124,7 @@ class BucketSum:
         """Return the sums of the bucket's gradients, computed by its method."""
         if self.bucket.rows:
             return [self._sum_rows(slices) for slices in tensors]
-        given = self._take(tensors)
+        given = self._prepare(tensors)
         sums = self._checked(self.method.sums(self))
         return self._given_back(sums, given)
 
@@ -135,7 +135,7 @@ class BucketSum:
             tensors: gradients of this replica.
             matrix: who holds what of the sums.
         """
-        given = self._take(tensors)
+        given = self._prepare(tensors)
         (wire,), lost = self.method.wires, None
         if self._remembers:
             lost = matrix.of_wholes(self.kept(RESIDUAL))
@@ -148,7 +148,7 @@ class BucketSum:
             self.keep(RESIDUAL, matrix.wholes(lost))
         return self._given_back(matrix.parts(row, self.rank), given)
 
-    def _take(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
+    def _prepare(self, tensors: Sequence[Any]) -> list[tf.Tensor]:
         """Take gradients as the method is to see them; return them as they were given."""
         method, scale = self.method, self._scale
         given = [_of_known_shape(x, g.shape) for x, g in zip(tensors, self.described, strict=True)]
@@ -163,7 +163,7 @@ class BucketSum:
         scale = self._scale
         if scale is not None:
             sums = [total * tf.cast(scale, total.dtype) for total in sums]
-        self._show()
+        self._notify_watch()
         return [tf.cast(total, x.dtype) for total, x in zip(sums, given, strict=True)]
 
     @property
@@ -253,7 +253,7 @@ class BucketSum:
         parts = tf.split(vector, [each.elements for each in self.described])
         return [tf.reshape(part, g.shape) for part, g in zip(parts, self.described, strict=True)]
 
-    def _show(self) -> None:
+    def _notify_watch(self) -> None:
         watch = self._summands.watch
         if watch is not None and self._replica == 0 and not self.method.lossless:
             known = all(map(self.method.keeps_losses, self.described))

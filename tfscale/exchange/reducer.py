@@ -92,7 +92,7 @@ class Reducer:
         self.suffix = suffix
         self._bucket_bytes, self._what = bucket_bytes, what
         pack((), policy, bucket_bytes)  # raises for a wrong size now, not in the first step
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._names: collections.Counter[str] = collections.Counter()
 
     def change_policy(self, policy: MethodPolicy) -> None:
@@ -114,12 +114,12 @@ class Reducer:
         """Warn once of each rule that matches none of these variables: it may be misspelt."""
         paths = [describe(v).path for v in variables]
         for pattern in self.policy.idle(paths):
-            self._tell(_IDLE, pattern, ", ".join(paths[:5]))
+            self._warn_once(_IDLE, pattern, ", ".join(paths[:5]))
 
-    def _tell(self, message: str, subject: str, *others: str) -> None:
+    def _warn_once(self, message: str, subject: str, *others: str) -> None:
         """Log a warning, once for each subject."""
-        if subject not in self._told:
-            self._told.add(subject)
+        if subject not in self._warned:
+            self._warned.add(subject)
             logging.getLogger("tfscale").warning(message, subject, *others)
 
     def prepare(
@@ -377,7 +377,7 @@ class Reducer:
             gradient, wire = gradients[i], self.method_of_rows(gradients[i])
             method = self.policy.method_of(gradient)
             if wire.name == LOSSLESS and not method.lossless:
-                self._tell(_SPARSE, gradient.path, str(method))
+                self._warn_once(_SPARSE, gradient.path, str(method))
             yield Bucket(f"gradient of {gradient.path}", wire, gradient.dtype, (i,), rows=True)
 
 

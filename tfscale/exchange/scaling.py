@@ -44,7 +44,7 @@ class Scaling:
         """Return which part of a batch's rows each replica takes; None if all parts are equal."""
         raise NotImplementedError
 
-    def told_by_workers(self, numbers: np.ndarray) -> np.ndarray:
+    def gathered_from_workers(self, numbers: np.ndarray) -> np.ndarray:
         """Return the arrays of all workers, which are of one shape; all workers call this."""
         raise NotImplementedError
 

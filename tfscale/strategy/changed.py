@@ -62,7 +62,7 @@ class Shown:
     tensors: list[tf.Tensor]
 
 
-class Kept:
+class GradientVariables:
     """Variables to which steps have assigned sums of gradients, to apply them later.
 
     A later step, or another function, may compute gradients from these variables. They hold the

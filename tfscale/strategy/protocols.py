@@ -12,7 +12,7 @@ class Strategy(Protocol):
     """A ``ScaleStrategy``.
 
     Attributes:
-        extended: the implementation that TensorFlow calls.
+        extended: the implementation that TensorFlow calls: ``Extended`` of extended.py.
         sync: the rule by which replicas agree.
         own_losses: the user's argument ``own_losses``.
         synchronizes_batch_norm: whether batch normalization uses statistics of the global batch.
@@ -20,13 +20,16 @@ class Strategy(Protocol):
         reducer: sums gradients.
         move_reducer: sums gradients by which a step moves weights before it computes others.
         curvature_reducer: sums measured curvature.
-        sharding: optimizers whose state is in parts; None if each replica holds it all.
-        teams: teams along the axes of a grid; None without a grid.
-        parts: what replicas hold of weights: copies, or parts.
-        kept: variables in which steps keep sums of gradients.
-        rounds: rounds of all models; None if replicas agree after every step.
+        sharding: optimizers whose state is in parts, a ``Sharding`` of shards/sharding.py; None if
+            each replica holds it all.
+        teams: teams along the axes of a grid, of grid/teams.py; None without a grid.
+        parts: what replicas hold of weights: ``Copies`` of grid/parts.py, or a subclass.
+        kept: variables in which steps keep sums of gradients: ``GradientVariables`` of changed.py.
+        rounds: rounds of all models, ``Rounds`` of rounds/rounds.py; None if replicas agree after
+            every step.
         meets: whether workers compare their steps in the ``fit`` that runs.
-        balance: changes the shares of the batch; None if they are fixed, or equal.
+        balance: changes the shares of the batch, ``Balance`` of batch/balance.py; None if they are
+            fixed, or equal.
     """
 
     extended: Any

@@ -75,7 +75,7 @@ _CHANGED_BEFORE_LATE_SUMS = (
 
 
 @contextlib.contextmanager
-def exact(strategy: Strategy, step: ModelStep) -> Iterator[None]:
+def hooks_of_step(strategy: Strategy, step: ModelStep) -> Iterator[None]:
     """Make a model's step a part of the global batch's step, within this context."""
     model, layers = step.model, layers_of(step.model)
     with contextlib.ExitStack() as stack:
@@ -308,7 +308,7 @@ def summing(strategy: Strategy, optimizers: Iterable[Optimizer]) -> Iterator[Non
 
 def _apply(
     strategy: Strategy,
-    of_keras: Callable[..., Any],
+    keras_apply: Callable[..., Any],
     optimizer: Optimizer,
     grads: Any,
     trainable_variables: Any = None,
@@ -318,14 +318,14 @@ def _apply(
     A replica that makes the step alone applies its own gradients. ``seen`` are the tensors that the
     user's step holds, which may stand for sums; ``computed`` gives the replica's own.
     """
-    step, original = this_step(), functools.partial(of_keras, optimizer)
+    step, original = this_step(), functools.partial(keras_apply, optimizer)
     is_sharded = strategy.sharding is not None
     if step.is_reduced or not on_a_replica() or (is_sharded and sharding.passes_on(optimizer)):
         return original(grads, trainable_variables)
     variables = list(trainable_variables or trained_by(optimizer))
     seen = grads = [read_value(g) for g in grads]  # a program may keep gradients in variables
     statistics.average_before_update(optimizer)
-    if step.gradients.are_changed(grads) or _are_kept(strategy, grads):
+    if step.gradients.are_changed(grads) or _note_kept_sums(strategy, grads):
         if strategy.sync.bound:
             raise ValueError(_CHANGED_BEFORE_LATE_SUMS.format(strategy.sync))
         if not measures_curvature(innermost(optimizer)):
@@ -343,11 +343,11 @@ def _apply(
 
         def parts_of(*args: Any) -> list[Any]:
             sums = sharding.scattered(strategy, optimizer, *args)
-            _go_on(strategy, sums)
+            _restart_clock(strategy, sums)
             return sums
 
         return sharding.apply(strategy, original, optimizer, grads, variables, parts_of)
-    grads, reduce = _prepared(strategy, strategy.reducer, optimizer, grads, variables)
+    grads, reduce = _prepare_sum(strategy, strategy.reducer, optimizer, grads, variables)
     curvature, window = gradients.measured_curvature(optimizer, grads, variables), None
     if innermost(optimizer).gradient_accumulation_steps:
         grads, window = gradients.accumulated(strategy, optimizer, grads, variables, reduce)
@@ -355,14 +355,18 @@ def _apply(
         grads = reduce(grads, variables, scale=gradients.scale_of_losses(optimizer))
         if parts.have_whole_sums:
             step.gradients.show_sums(seen, grads)
-    _go_on(strategy, grads)
+    _restart_clock(strategy, grads)
     curvature = gradients.sum_of_curvature(strategy, optimizer, variables, curvature)
     sums = Sums(grads, curvature, window)
     return _apply_sums(strategy, original, optimizer, sums, variables, trainable_variables)
 
 
-def _are_kept(strategy: Strategy, grads: Sequence[Any]) -> bool:
-    """Return whether gradients are computed from sums that a step has put into variables."""
+def _note_kept_sums(strategy: Strategy, grads: Sequence[Any]) -> bool:
+    """Return whether gradients are computed from sums that a step has put into variables.
+
+    If replicas add up the gradients instead, note that, so that no sums get into these variables
+    later.
+    """
     step = this_step()
     if tf.executing_eagerly() or not (step.sees_gradients or step.model is None):
         return False
@@ -396,7 +400,7 @@ def _apply_changed_sums(
         # Replicas in another branch do not reach this all-reduce, so that the step fails at the
         # deadline: otherwise replicas would go on with different weights.
         tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0))
-    _go_on(strategy, grads)
+    _restart_clock(strategy, grads)
     grads = parts.parts_of_sums(grads, variables)
     if strategy.sharding is not None:
         return sharding.apply(strategy, original, optimizer, grads, variables, sharding.cut_out)
@@ -463,7 +467,7 @@ def _sum_of_own(
             continue
         theirs = [left.pop(i) for i in known]
         given = parts.begin_update(each, [own[i] for i in known], theirs)
-        given, reduce = _prepared(strategy, reducer, each, given, theirs)
+        given, reduce = _prepare_sum(strategy, reducer, each, given, theirs)
         if reduce is not None:
             given = reduce(given, theirs, scale=gradients.scale_of_losses(each))
         sums |= zip(known, given, strict=True)
@@ -518,7 +522,7 @@ class Sums:
             yield
 
 
-def _prepared(
+def _prepare_sum(
     strategy: Strategy,
     reducer: Reducer,
     optimizer: Optimizer,
@@ -542,7 +546,7 @@ def _prepared(
     return grads, of_parts.leaving_slices(reduce)
 
 
-def _go_on(strategy: Strategy, sums: list[Any]) -> None:
+def _restart_clock(strategy: Strategy, sums: list[Any]) -> None:
     """Let the clock of this replica, if any, go on after the sums."""
     if (clock := strategy.extended.clock) is not None:
         is_of_a_loop = this_step().model is None

@@ -35,7 +35,7 @@ from tfscale.parallel.table import Table
 from tfscale.strategy import building, keras2_applying, making, origin, randomness, steps
 from tfscale.strategy.batch import predictions
 from tfscale.strategy.batch.balance import Balance
-from tfscale.strategy.changed import Kept
+from tfscale.strategy.changed import GradientVariables
 from tfscale.strategy.extended import Extended
 from tfscale.strategy.grid.parts import Copies
 from tfscale.strategy.grid.teams import GridTeams
@@ -173,7 +173,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         self.sync, self.own_losses = settings.sync, own_losses
         self.synchronizes_batch_norm = batch_norm == "synchronized"
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.kept = Kept()
+        self.kept = GradientVariables()
         self.rounds: Rounds | None = None
         self.sharding: Sharding | None = None
         self.teams: GridTeams | None = None
@@ -252,7 +252,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
                     stack.enter_context(steps.loop_steps(self))
             else:
                 fn = self.parts.step(step, fn)
-                stack.enter_context(steps.exact(self, step))
+                stack.enter_context(steps.hooks_of_step(self, step))
                 fn = steps.step_of_replica(self, step, fn)
             return super().run(fn, args, kwargs, options)
 
@@ -283,7 +283,7 @@ class ScaleStrategy(tf.distribute.MultiWorkerMirroredStrategy, Scaling):
         """Return which part of a batch's rows each replica takes; None if all parts are equal."""
         return None if self.extended.shares is None else self.extended.shares.now()
 
-    def told_by_workers(self, numbers: np.ndarray) -> np.ndarray:
+    def gathered_from_workers(self, numbers: np.ndarray) -> np.ndarray:
         """Return the arrays of all workers, which are of one shape; all workers call this."""
         return join.exchanged(self.extended.hosts, "steps of the workers", numbers)
 

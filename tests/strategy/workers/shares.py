@@ -95,7 +95,7 @@ def follows_late():
     Sleeps.seconds = 0.001 * (SLOW if ME == 0 else 1)
     train(model, 12, callbacks=[Looks()])
     changes = [i for i in range(1, len(seen)) if seen[i] != seen[i - 1]]
-    told = strategy.told_by_workers(np.array([len(changes), *changes[:1], *seen[-1]]))
+    told = strategy.gathered_from_workers(np.array([len(changes), *changes[:1], *seen[-1]]))
     assert changes and (told[0] == told[1]).all(), told
     assert 0.1 < seen[-1][0] < 0.3, (seen[-1], strategy.balance.changes)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tfscale.analysis.telemetry.steps import Lap
+from tfscale.analysis.telemetry.steps import Window
 from tfscale.analysis.telemetry.stragglers import Steps, Stragglers, compared, name_of, steps_of
 
 MOST = 128  # steps that a worker tells at once
@@ -34,9 +34,11 @@ class Meetings:
         self._known: list[dict[int, Sequence[float]]] = [{} for _ in ranks]
         self._due = self._pause = FIRST
 
-    def add(self, laps: Sequence[Lap]) -> None:
+    def add(self, windows: Sequence[Window]) -> None:
         """Note intervals of this worker."""
-        self._fresh.update(steps_of({**vars(lap), "seconds": lap.seconds} for lap in laps))
+        self._fresh.update(
+            steps_of({**vars(window), "seconds": window.seconds} for window in windows)
+        )
 
     def are_due(self, steps: int) -> bool:
         """Return whether workers meet before a step of ``fit``, which all of them count alike."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class Lap:
+class Window:
     """A measured interval: an execution (``steps_per_execution``), or several very short steps.
 
     An interval begins with its first step and ends when the next one begins, or when the epoch's
@@ -84,10 +84,10 @@ class Lap:
         self.saved = round(sum(one.sent * saved(one.bucket) for r in ranks for one in r))
 
 
-def split(executions: Sequence[Execution], laps: Sequence[Lap]) -> list[Sequence[Execution]]:
+def split(executions: Sequence[Execution], windows: Sequence[Window]) -> list[Sequence[Execution]]:
     """Return the executions of each interval, from one rank's, sorted by their starts."""
     starts = [one.start for one in executions]
-    places = [(bisect_left(starts, t.begin), bisect_left(starts, t.end)) for t in laps]
+    places = [(bisect_left(starts, t.begin), bisect_left(starts, t.end)) for t in windows]
     return [executions[first:last] for first, last in places]
 
 
@@ -137,16 +137,16 @@ class Mean:
     over: dict[str, int] = dataclasses.field(default_factory=dict)
     during: dict[str, float] = dataclasses.field(default_factory=dict)  # seconds of these intervals
 
-    def add(self, lap: Lap) -> None:
+    def add(self, window: Window) -> None:
         """Add an interval."""
-        self.steps += lap.steps
-        self.seconds += lap.seconds
+        self.steps += window.steps
+        self.seconds += window.seconds
         for what in ("samples", "communication", "exposed", "sent", "saved"):
-            value = getattr(lap, what)
+            value = getattr(window, what)
             if value is not None:
                 self.counted[what] = self.counted.get(what, 0) + value
-                self.over[what] = self.over.get(what, 0) + lap.steps
-                self.during[what] = self.during.get(what, 0) + lap.seconds
+                self.over[what] = self.over.get(what, 0) + window.steps
+                self.during[what] = self.during.get(what, 0) + window.seconds
 
     def merge(self, other: Mean) -> None:
         """Add the sums of another mean."""

@@ -112,16 +112,16 @@ class Balance:
 
     def news(self, replica: int) -> News:
         """Return what a replica tells all others of the last step that it has measured."""
-        return News(functools.partial(self._own, replica), functools.partial(self._told, replica))
+        return News(functools.partial(self._own, replica), functools.partial(self._follow, replica))
 
     def tell(self, replica: int) -> None:
         """Tell all other replicas what this one has measured, in a sum of its own."""
         news = self.news(replica)
         (total,) = sum_without_gradient([news.own()])
-        news.told(total)
+        news.follow(total)
 
-    def _told(self, replica: int, total: tf.Tensor) -> None:
-        """Follow what all replicas have told, on each worker's first replica.
+    def _follow(self, replica: int, total: tf.Tensor) -> None:
+        """Follow what all replicas have measured, on each worker's first replica.
 
         Args:
             replica: number of the replica in this process.

@@ -27,11 +27,11 @@ class News:
 
     Attributes:
         own: function that returns whole numbers of this replica.
-        told: function that follows the sum of what all replicas have told.
+        follow: function that gets the sum over all replicas of what each of them gives.
     """
 
     own: Callable[[], tf.Tensor]
-    told: Callable[[tf.Tensor], None]
+    follow: Callable[[tf.Tensor], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ def shared_out(
     own = tf.stack(sent)
     (summed,) = _sum([own if news is None else tf.concat([own, news.own()], 0)])
     if news is not None:
-        news.told(summed[len(sent) :])
+        news.follow(summed[len(sent) :])
         summed = summed[: len(sent)]
     total, holders, *more = tf.unstack(summed)
     uniform = tf.equal(more[0], 0) if others else None

@@ -195,7 +195,7 @@ class LateSums:
         facts, waited = self._team.together(taken, [])
         rows, waits, *news = tf.split(facts, sizes)
         if balance is not None:
-            balance.news(replica).told(tf.cast(news[0], tf.int64))
+            balance.news(replica).follow(tf.cast(news[0], tf.int64))
         return rows[0], tf.cast(waits, tf.float64), waited
 
     def _apply(self, replica: int, flags: RoundFlags) -> None:
@@ -238,7 +238,7 @@ class LateSums:
     def _tell_pace(self, replica: int, waits: tf.Tensor) -> None:
         own = waits[self._team.rank(replica)]
         others = (tf.reduce_sum(waits) - own) / (self._team.size - 1)
-        self._pace(replica).told(own, others)
+        self._pace(replica).compare(own, others)
 
     def _pace(self, replica: int) -> Pace:
         if replica not in self._paces:

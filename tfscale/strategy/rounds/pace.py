@@ -55,7 +55,7 @@ class Pace:
         self._skips.assign(phase >= 1)
         self._phase.assign(tf.where(phase >= 1, phase - 1, phase))
 
-    def told(self, own: tf.Tensor, others: tf.Tensor) -> None:
+    def compare(self, own: tf.Tensor, others: tf.Tensor) -> None:
         """Adjust the share of batches to leave out.
 
         Args:
