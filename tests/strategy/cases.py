@@ -157,6 +157,7 @@ LOSSES = [
     Case("mean", classifier(momentum, loss=loss("mean")), fit()),
     Case("sum", classifier(partial(SGD, learning_rate=0.005), loss=loss("sum")), fit()),
     Case("one_number", classifier(momentum, loss=lambda: m.mean_of_a_batch), fit()),
+    Case("function_of_means", classifier(momentum, loss=lambda: m.function_of_means), fit()),
     Case("none", classifier(partial(SGD, learning_rate=0.005), loss=loss("none")), fit()),
     Case(
         "mean_with_sample_weight",
