@@ -50,95 +50,37 @@ _CONSTRAINED = (
 )
 
 
-class CopyGradients:
-    """Gradients of weights with copies: nothing needs to be done beside the sum over replicas.
-
-    ``GridGradients`` says what parts of weights need.
-    """
-
-    def twins_of(self, variable: Variable) -> Twins | None:
-        """Return the replicas that hold the same part of a weight; None if all hold copies."""
-        return None
-
-    def refuse(self, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
-        """Raise if an optimizer or a constraint needs whole weights that are cut."""
-
-    @property
-    def are_of_one_model(self) -> bool:
-        """Whether the replicas that hold parts of one model are all replicas."""
-        return False
-
-    def sum_slices(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
-        """Return the gradients, of which those of parts are summed; None stays None."""
-        return grads
-
-    def scatter_sums(
-        self,
-        grads: Sequence[Any],
-        variables: Sequence[Variable],
-        layouts: Sequence[Layout],
-        rank: int,
-    ) -> list[Any]:
-        """Return a rank's shares of the sums of parts' gradients; None for all others.
-
-        Args:
-            grads: gradients of this replica.
-            variables: variables of the gradients.
-            layouts: who holds what: of parts, ``SharedOut`` among those who hold the same part.
-            rank: rank of this replica.
-        """
-        return [None] * len(grads)
-
-    def sum_rows_of_copies(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
-        """Return the gradients, in which one replica of each team holds the rows of whole tables.
-
-        The replicas of a team look the same rows up, and each has a part of their gradient. Joined,
-        they would be several small rows, which some optimizers treat differently from one.
-        """
-        return grads
-
-    def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
-        """Return the gradients of weights with copies; None stands for those of slices."""
-        return list(grads)
-
-    def leaving_slices(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """Return ``reduce`` for gradients of which those of slices are sums already."""
-        return reduce
-
-    @contextlib.contextmanager
-    def updating(self, optimizer: Optimizer, variables: Sequence[Variable]) -> Iterator[None]:
-        """Let an optimizer clip and check whole gradients, on this replica.
-
-        Args:
-            optimizer: the optimizer.
-            variables: variables that it gets gradients of.
-        """
-        yield
-
-
-class GridGradients(CopyGradients):
+class GridGradients:
     """Sums, norms and checks of the gradients of a step.
+
+    Without twins, all replicas hold copies, and their gradients need nothing beside the sum over
+    replicas.
 
     Args:
         slices: team of the replicas that hold the slices of one weight; None if none is cut.
-        twins: replicas that hold the same slices.
-        everybody: team of all replicas.
+        twins: replicas that hold the same parts; None if no weight is in parts.
+        everybody: team of all replicas; needed with twins.
     """
 
-    def __init__(self, slices: Team | None, twins: Twins, everybody: Team) -> None:
+    def __init__(
+        self,
+        slices: Team | None = None,
+        twins: Twins | None = None,
+        everybody: Team | None = None,
+    ) -> None:
         self._slices, self._twins, self._everybody = slices, twins, everybody
 
     @property
     def are_of_one_model(self) -> bool:
-        """See ``CopyGradients``."""
-        return self._twins.team is None
+        """Whether the replicas that hold parts of one model are all replicas."""
+        return self._twins is not None and self._twins.team is None
 
     def twins_of(self, variable: Variable) -> Twins | None:
-        """See ``CopyGradients``."""
+        """Return the replicas that hold the same part of a weight; None if all hold copies."""
         return self._twins if is_split(variable) else None
 
     def refuse(self, optimizer: Optimizer, variables: Sequence[Variable]) -> None:
-        """See ``CopyGradients``."""
+        """Raise if an optimizer or a constraint needs whole weights that are cut."""
         for variable in filter(is_split, variables):
             if not is_elementwise(innermost(optimizer)):
                 name = type(innermost(optimizer)).__name__
@@ -152,7 +94,7 @@ class GridGradients(CopyGradients):
                 )
 
     def sum_slices(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
-        """See ``CopyGradients``."""
+        """Return the gradients, of which those of parts are summed; None stays None."""
 
         def summed(twins: Twins, places: Sequence[int]) -> list[Any]:
             own = [grads[i] for i in places]
@@ -190,7 +132,14 @@ class GridGradients(CopyGradients):
         layouts: Sequence[Layout],
         rank: int,
     ) -> list[Any]:
-        """See ``CopyGradients``."""
+        """Return a rank's shares of the sums of parts' gradients; None for all others.
+
+        Args:
+            grads: gradients of this replica.
+            variables: variables of the gradients.
+            layouts: who holds what: of parts, ``SharedOut`` among those who hold the same part.
+            rank: rank of this replica.
+        """
 
         def scattered(twins: Twins, places: Sequence[int]) -> list[Any]:
             shares = Shares(twins.team, [layouts[i] for i in places], rank)
@@ -214,7 +163,11 @@ class GridGradients(CopyGradients):
         return _replaced([None] * len(shares), self._by_twins(shares, variables, joined))
 
     def sum_rows_of_copies(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
-        """See ``CopyGradients``."""
+        """Return the gradients, in which one replica of each team holds the rows of whole tables.
+
+        The replicas of a team look the same rows up, and each has a part of their gradient. Joined,
+        they would be several small rows, which some optimizers treat differently from one.
+        """
         pairs = enumerate(zip(grads, variables, strict=True))
         places = [i for i, (g, v) in pairs if is_rows(g) and not is_split(v)]
         if self._slices is None or not places:
@@ -223,12 +176,14 @@ class GridGradients(CopyGradients):
         return _replaced(grads, dict(zip(places, sums, strict=True)))
 
     def of_copies(self, grads: Sequence[Any], variables: Sequence[Variable]) -> list[Any]:
-        """See ``CopyGradients``."""
+        """Return the gradients of weights with copies; None stands for those of slices."""
         every = zip(grads, variables, strict=True)
         return [g if self.twins_of(v) is None else None for g, v in every]
 
     def leaving_slices(self, reduce: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        """See ``CopyGradients``."""
+        """Return ``reduce`` for gradients of which those of slices are sums already."""
+        if self._twins is None:
+            return reduce
 
         def reduced(grads: list[Any], variables: Sequence[Variable], **more: Any) -> list[Any]:
             sums = reduce(self.of_copies(grads, variables), variables, **more)
@@ -238,7 +193,15 @@ class GridGradients(CopyGradients):
 
     @contextlib.contextmanager
     def updating(self, optimizer: Optimizer, variables: Sequence[Variable]) -> Iterator[None]:
-        """See ``CopyGradients``."""
+        """Let an optimizer clip and check whole gradients, on this replica.
+
+        Args:
+            optimizer: the optimizer.
+            variables: variables that it gets gradients of.
+        """
+        if self._twins is None:
+            yield
+            return
         inner = innermost(optimizer)
         clipped = functools.partial(self.clipped, variables)
         with contextlib.ExitStack() as stack:
@@ -289,6 +252,7 @@ class GridGradients(CopyGradients):
 
     def finite(self, check: Callable[..., Any], optimizer: Any, grads: Sequence[Any]) -> tf.Tensor:
         """Return whether the gradients of all replicas are finite."""
+        assert self._everybody is not None
         return finite_on_all(self._everybody, check, optimizer, grads)
 
 

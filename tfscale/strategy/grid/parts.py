@@ -14,7 +14,7 @@ from tfscale.exchange.team import Team
 from tfscale.parallel.grid import DATA
 from tfscale.strategy.grid.domain import SpreadLayers
 from tfscale.strategy.grid.experts import SharedExperts
-from tfscale.strategy.grid.gradients import CopyGradients, GridGradients
+from tfscale.strategy.grid.gradients import GridGradients
 from tfscale.strategy.grid.layers import SplitLayers, reading_before_loops
 from tfscale.strategy.grid.teams import GridTeams, Twins
 from tfscale.strategy.grid.weights import (
@@ -50,8 +50,8 @@ class Copies:
     of_stage: Team | None = None
     have_whole_sums = True
 
-    def __init__(self, gradients: CopyGradients | None = None) -> None:
-        self.gradients = gradients or CopyGradients()
+    def __init__(self, gradients: GridGradients | None = None) -> None:
+        self.gradients = gradients or GridGradients()
 
     @property
     def sums_in_backward_pass(self) -> bool:
@@ -105,11 +105,15 @@ class Copies:
 
     def whole_sums(self, sums: list[Any], variables: Sequence[Variable]) -> list[Any]:
         """Return sums over all replicas as a user's step expects them: of whole weights."""
-        return sums
+        every = zip(sums, variables, strict=True)
+        return [whole_gradient(x, native(v)) if is_split(v) else x for x, v in every]
 
     def parts_of_sums(self, sums: list[Any], variables: Sequence[Variable]) -> list[Any]:
         """Return this replica's parts of whole sums; None stays None."""
-        return sums
+        return [
+            x if x is None or not is_split(v) else part_of_gradient(x, native(v))
+            for x, v in zip(sums, variables, strict=True)
+        ]
 
     # -- an update
 
@@ -248,18 +252,6 @@ class SplitWeights(Copies):
         found = [whole(g, v) for g, v in zip(grads, sources, strict=True)]
         are_sums = self.gradients.are_of_one_model and not self.sums_in_backward_pass
         return found if are_sums else super().whole_gradients(found, sources)
-
-    def whole_sums(self, sums: list[Any], variables: Sequence[Variable]) -> list[Any]:
-        """See ``Copies``."""
-        every = zip(sums, variables, strict=True)
-        return [whole_gradient(x, native(v)) if is_split(v) else x for x, v in every]
-
-    def parts_of_sums(self, sums: list[Any], variables: Sequence[Variable]) -> list[Any]:
-        """See ``Copies``."""
-        return [
-            x if x is None or not is_split(v) else part_of_gradient(x, native(v))
-            for x, v in zip(sums, variables, strict=True)
-        ]
 
     def own_parts(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
         """See ``Copies``."""
