@@ -122,7 +122,9 @@ def make_reducers(
     team, trials = everybody, Trials(schedules, enabled=isinstance(schedules, Chooser))
     teams = None
     if of_team < everybody.size:
-        teams = Teams.of(extended, of_team, settings.algorithm, schedules)
+        every = range(everybody.size)
+        ranks = [every[start : start + of_team] for start in every[::of_team]]
+        teams = Teams.of(extended, ranks, settings.algorithm, schedules)
         if teams.team is not None:
             # Trials in each team could choose different schedules.
             team, trials = teams.team, Trials(teams.team.schedules, enabled=False)

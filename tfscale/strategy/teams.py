@@ -1,8 +1,9 @@
-"""Teams of replicas: each makes its steps together, and all teams agree at the end of a round."""
+"""Teams of replicas: those that make their steps together, and those along axes of a grid."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from tfscale.cluster import addresses
@@ -17,20 +18,28 @@ from tfscale.strategy.workers import shutdown
 from tfscale.sync.rule import Rule
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Teams:
-    """Division of all replicas into teams of one size, of which each makes its steps together.
+    """Division of all replicas into teams of one size, of which each does something together.
 
     Args:
-        size: number of replicas of a team.
-        number: number of teams.
         team: a ``Team`` whose communicator i belongs to the team of this process's replica i; None
-            if ``size`` is 1, since each replica then makes its steps alone.
+            if each replica is alone.
+        ranks: ranks of each team.
     """
 
-    size: int
-    number: int
     team: Team | None
+    ranks: Sequence[Sequence[int]]
+
+    @property
+    def size(self) -> int:
+        """Number of replicas of a team."""
+        return len(self.ranks[0])
+
+    @property
+    def number(self) -> int:
+        """Number of teams."""
+        return len(self.ranks)
 
     @property
     def spans_workers(self) -> bool:
@@ -39,53 +48,41 @@ class Teams:
 
     @classmethod
     def of(
-        cls, extended: Any, size: int, algorithm: Algorithm, schedules: CollectiveSchedules
+        cls,
+        extended: Any,
+        ranks: Sequence[Sequence[int]],
+        algorithm: Algorithm,
+        schedules: CollectiveSchedules,
     ) -> Teams:
-        """Divide the replicas of a strategy into teams.
+        """Divide the replicas of a strategy into teams, whose ranks learn how others' programs end.
 
         Args:
-            extended: the strategy's ``extended``, with several replicas.
-            size: number of replicas of each team.
+            extended: the strategy's ``extended``.
+            ranks: ranks of each team; all teams have one size.
             algorithm: the user's argument ``algorithm``, for the sums within teams.
             schedules: schedules of the sums over all replicas.
         """
-        number = extended.number_of_replicas // size
+        size = len(ranks[0])
         if size == 1:
-            return cls(size, number, None)
-        teams = [list(range(start, start + size)) for start in range(0, number * size, size)]
-        return cls(size, number, divided(extended, teams, algorithm, schedules))
-
-
-def divided(
-    extended: Any, teams: list[list[int]], algorithm: Algorithm, schedules: CollectiveSchedules
-) -> Team:
-    """Return an object for each replica's own team, whose ranks learn how the others' programs end.
-
-    Args:
-        extended: the strategy's ``extended``.
-        teams: ranks of each team; all teams have one size.
-        algorithm: the user's argument ``algorithm``.
-        schedules: schedules of the sums over all replicas.
-    """
-    first, devices = extended.first_rank, len(extended.devices)
-    mine = range(first, first + devices)
-    own = [ranks for ranks in teams if not set(ranks).isdisjoint(mine)]
-    parts = [extended.group.part(ranks) for ranks in own]
-    for part in parts:
-        part.join()  # only ranks that have joined learn of another one's failure
-    shutdown.announce(parts, extended.groups)
-    size = len(teams[0])
-    within_workers = all(len({rank // devices for rank in ranks}) == 1 for ranks in teams)
-    team = Team(parts[0], of_groups(algorithm, schedules, size, size if within_workers else 0))
-    of_rank = {
-        rank: communicator
-        for ranks, part in zip(own, parts, strict=True)
-        for rank, communicator in zip(
-            [rank for rank in ranks if rank in mine], part.communicators, strict=True
-        )
-    }
-    team.communicators = [of_rank[rank] for rank in mine]
-    return team
+            return cls(None, ranks)
+        first, devices = extended.first_rank, len(extended.devices)
+        mine = range(first, first + devices)
+        own = [each for each in ranks if not set(each).isdisjoint(mine)]
+        parts = [extended.group.part(each) for each in own]
+        for part in parts:
+            part.join()  # only ranks that have joined learn of another one's failure
+        shutdown.announce(parts, extended.groups)
+        within_workers = all(len({rank // devices for rank in each}) == 1 for each in ranks)
+        team = Team(parts[0], of_groups(algorithm, schedules, size, size if within_workers else 0))
+        of_rank = {
+            rank: communicator
+            for each, part in zip(own, parts, strict=True)
+            for rank, communicator in zip(
+                [rank for rank in each if rank in mine], part.communicators, strict=True
+            )
+        }
+        team.communicators = [of_rank[rank] for rank in mine]
+        return cls(team, ranks)
 
 
 def size_of_teams(rule: Rule, extended: Any, algorithm: Algorithm, policy: MethodPolicy) -> int:
@@ -108,18 +105,23 @@ def size_of_teams(rule: Rule, extended: Any, algorithm: Algorithm, policy: Metho
         hosts = [addresses.split(at)[0] for _, at in tasks_of(extended.cluster_resolver)]
     size = rule.team_size(len(extended.devices), hosts)
     if 1 < size < replicas:
-        _refuse_schedule(rule, algorithm, size, replicas)
+        needed = f"for the {size} ranks of a group, and for all {replicas} ranks"
+        refuse_schedule(algorithm, f"sync={rule!r} needs two schedules: {needed}")
         _refuse_methods(rule, policy)
     return size
 
 
-def _refuse_schedule(rule: Rule, algorithm: Algorithm, size: int, replicas: int) -> None:
-    """Raise if the user passed one schedule where sums run over two different numbers of ranks."""
+def refuse_schedule(algorithm: Algorithm, reason: str) -> None:
+    """Raise if the user passed one schedule where sums run over several numbers of ranks.
+
+    Args:
+        algorithm: the user's argument ``algorithm``.
+        reason: says what sums over several numbers of ranks.
+    """
     if isinstance(algorithm, Schedule):
         raise ValueError(
-            f"the schedule {algorithm.name} is for {algorithm.ranks} ranks, but sync={rule!r} "
-            f"needs two schedules: for the {size} ranks of a group, and for all {replicas} ranks. "
-            "Pass the name of an algorithm, or a function from a number of ranks to a schedule"
+            f"the schedule {algorithm.name} is for {algorithm.ranks} ranks, but {reason}. Pass the "
+            "name of an algorithm, or a function from a number of ranks to a schedule"
         )
 
 

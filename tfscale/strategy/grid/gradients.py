@@ -30,7 +30,6 @@ from tfscale.exchange.rows import (
 from tfscale.exchange.team import Team
 from tfscale.parallel.layout import Layout
 from tfscale.strategy.grid.shares import NAME, Shares
-from tfscale.strategy.grid.teams import Twins
 from tfscale.strategy.grid.weights import is_split
 from tfscale.strategy.shards.sharded_clipping import (
     clipped_by_squares,
@@ -38,6 +37,7 @@ from tfscale.strategy.shards.sharded_clipping import (
     summed_numbers,
 )
 from tfscale.strategy.step import during, this_step
+from tfscale.strategy.teams import Teams
 
 _NEEDS_WHOLE = (
     "{optimizer} may need all numbers of a weight, and each replica holds and updates a part "
@@ -65,7 +65,7 @@ class GridGradients:
     def __init__(
         self,
         slices: Team | None = None,
-        twins: Twins | None = None,
+        twins: Teams | None = None,
         everybody: Team | None = None,
     ) -> None:
         self._slices, self._twins, self._everybody = slices, twins, everybody
@@ -75,7 +75,7 @@ class GridGradients:
         """Whether the replicas that hold parts of one model are all replicas."""
         return self._twins is not None and self._twins.team is None
 
-    def twins_of(self, variable: Variable) -> Twins | None:
+    def twins_of(self, variable: Variable) -> Teams | None:
         """Return the replicas that hold the same part of a weight; None if all hold copies."""
         return self._twins if is_split(variable) else None
 
@@ -96,7 +96,7 @@ class GridGradients:
     def sum_slices(self, grads: list[Any], variables: Sequence[Variable]) -> list[Any]:
         """Return the gradients, of which those of parts are summed; None stays None."""
 
-        def summed(twins: Twins, places: Sequence[int]) -> list[Any]:
+        def summed(twins: Teams, places: Sequence[int]) -> list[Any]:
             own = [grads[i] for i in places]
             return own if twins.team is None else _together(twins.team, _sums, own)
 
@@ -106,7 +106,7 @@ class GridGradients:
         self,
         values: Sequence[Any],
         variables: Sequence[Variable],
-        run: Callable[[Twins, Sequence[int]], Sequence[Any]],
+        run: Callable[[Teams, Sequence[int]], Sequence[Any]],
     ) -> dict[int, Any]:
         """Return what ``run`` makes of the values of parts, for those who hold the same; by place.
 
@@ -115,7 +115,7 @@ class GridGradients:
             variables: variables of the values.
             run: gets twins, and the places of the values of their parts.
         """
-        of_twins: dict[Twins, list[int]] = {}
+        of_twins: dict[Teams, list[int]] = {}
         for place, (value, variable) in enumerate(zip(values, variables, strict=True)):
             twins = None if value is None else self.twins_of(variable)
             if twins is not None:
@@ -141,7 +141,7 @@ class GridGradients:
             rank: rank of this replica.
         """
 
-        def scattered(twins: Twins, places: Sequence[int]) -> list[Any]:
+        def scattered(twins: Teams, places: Sequence[int]) -> list[Any]:
             shares = Shares(twins.team, [layouts[i] for i in places], rank)
             return shares.scatter([grads[i] for i in places])
 
@@ -156,7 +156,7 @@ class GridGradients:
     ) -> list[Any]:
         """Return a rank's parts from the shares of all who hold the same; None for copies."""
 
-        def joined(twins: Twins, places: Sequence[int]) -> list[Any]:
+        def joined(twins: Teams, places: Sequence[int]) -> list[Any]:
             joint = Shares(twins.team, [layouts[i] for i in places], rank)
             return joint.join([shares[i] for i in places])
 

@@ -16,7 +16,7 @@ from tfscale.strategy.grid.domain import SpreadLayers
 from tfscale.strategy.grid.experts import SharedExperts
 from tfscale.strategy.grid.gradients import GridGradients
 from tfscale.strategy.grid.layers import SplitLayers, reading_before_loops
-from tfscale.strategy.grid.teams import GridTeams, Twins
+from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.grid.weights import (
     FlatParts,
     SharesOfExperts,
@@ -32,6 +32,7 @@ from tfscale.strategy.grid.whole import WholeWeights
 from tfscale.strategy.losses.own_losses import target_of_team
 from tfscale.strategy.placed import Placement
 from tfscale.strategy.step import on_a_replica, this_step
+from tfscale.strategy.teams import Teams
 
 
 class Copies:
@@ -164,7 +165,7 @@ class SplitWeights(Copies):
     @classmethod
     def among(cls, everybody: Team) -> SplitWeights:
         """Return weights in equal parts, one for each replica: ``shard="all"``."""
-        alone = Twins.alone(everybody.size)
+        alone = Teams(None, [[rank] for rank in range(everybody.size)])
         return cls(FlatParts(everybody), GridGradients(everybody, alone, everybody))
 
     @classmethod

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tfscale.collectives import Schedule
 from tfscale.exchange.collective_schedules import Algorithm, CollectiveSchedules
 from tfscale.exchange.team import Team
 from tfscale.parallel.grid import EXPERTS, STAGES, TENSOR, Grid
-from tfscale.strategy.teams import divided
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Twins:
-    """Replicas that hold the same part of some weights.
-
-    Attributes:
-        team: team of such replicas; None if each replica holds a part of its own.
-        ranks: ranks of all such teams.
-    """
-
-    team: Team | None
-    ranks: Sequence[Sequence[int]]
-
-    @classmethod
-    def alone(cls, ranks: int) -> Twins:
-        """Return twins of which each rank has none."""
-        return cls(None, [[rank] for rank in range(ranks)])
+from tfscale.strategy.teams import Teams, refuse_schedule
 
 
 class GridTeams:
@@ -52,30 +32,24 @@ class GridTeams:
         algorithm: Algorithm,
         schedules: CollectiveSchedules,
     ) -> None:
-        if isinstance(algorithm, Schedule):
-            raise ValueError(
-                f"the schedule {algorithm.name} is for {algorithm.ranks} ranks, and {grid} has "
-                "teams of several sizes. Pass the name of an algorithm, or a function from a "
-                "number of ranks to a schedule"
-            )
+        refuse_schedule(algorithm, f"{grid} has teams of several sizes")
         self.grid, self.everybody = grid, everybody
         self._first_rank = extended.first_rank
         self._extended, self._algorithm, self._schedules = extended, algorithm, schedules
-        self._twins: dict[str, Twins] = {}
+        self._twins: dict[str, Teams] = {}
         self.stages = self.twins(STAGES).team
         self.tensor = self.twins(TENSOR).team
         self.experts = self.twins(EXPERTS).team
         spans_workers = grid.team > len(extended.devices)
         self.readers = self.twins(STAGES, TENSOR).team if spans_workers else None
 
-    def twins(self, *axes: str, parts: Sequence[int] | None = None) -> Twins:
+    def twins(self, *axes: str, parts: Sequence[int] | None = None) -> Teams:
         """Return teams of the replicas that differ in these axes only; see ``Grid.teams``."""
         ranks = self.grid.teams(*axes, parts=parts)
         if str(ranks) not in self._twins:
-            team = None
-            if len(ranks[0]) > 1:
-                team = divided(self._extended, ranks, self._algorithm, self._schedules)
-            self._twins[str(ranks)] = Twins(team, ranks)
+            self._twins[str(ranks)] = Teams.of(
+                self._extended, ranks, self._algorithm, self._schedules
+            )
         return self._twins[str(ranks)]
 
     def slice(self, replica: int) -> int:

@@ -14,10 +14,11 @@ from tfscale.exchange.rows import joined_rows, sum_of_microbatches
 from tfscale.exchange.team import Team
 from tfscale.parallel.grid import DATA, STAGES, TENSOR
 from tfscale.strategy.grid.gradients import GridGradients
-from tfscale.strategy.grid.teams import GridTeams, Twins
+from tfscale.strategy.grid.teams import GridTeams
 from tfscale.strategy.grid.weights import is_split
 from tfscale.strategy.pipeline.weights import is_of_one_stage
 from tfscale.strategy.shards.sharded_clipping import summed_numbers
+from tfscale.strategy.teams import Teams
 
 
 class StageGradients(GridGradients):
@@ -36,7 +37,7 @@ class StageGradients(GridGradients):
         self._of_stage = teams.twins(DATA, TENSOR, parts=parts)
         self._of_slice = teams.twins(DATA, STAGES)
 
-    def twins_of(self, variable: Variable) -> Twins | None:
+    def twins_of(self, variable: Variable) -> Teams | None:
         """See ``GridGradients``."""
         if not is_of_one_stage(variable):
             return self._of_slice if is_split(variable) else None
