@@ -45,13 +45,8 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 class Batches(DistributedDataset):
-    """A dataset of global batches, of which each local replica gets its part.
+    """A dataset of global batches, of which each local replica gets its part."""
 
-    Attributes:
-        takers: number of replicas that take the same part, one after the other.
-    """
-
-    takers = 1
     _cloned_datasets: list[tf.data.Dataset]
 
     def build(self, dataset_to_replace: tf.data.Dataset | None = None) -> None:
@@ -108,13 +103,7 @@ def _of_any_length(spec: Any) -> Any:
 
 
 class BatchesOfReplicas(DistributedDatasetsFromFunction):
-    """A dataset of replicas' batches, which local replicas take in turn.
-
-    Attributes:
-        takers: number of replicas that take the same batch, one after the other.
-    """
-
-    takers = 1
+    """A dataset of replicas' batches, which local replicas take in turn."""
 
     def __iter__(self) -> DistributedIterator:
         return _iterator(self, self._datasets)
@@ -153,24 +142,12 @@ def _copied(parts: tf.data.Dataset) -> tf.data.Dataset:
     return parts.map(copies)
 
 
-def _repeated(parts: tf.data.Dataset, times: int) -> tf.data.Dataset:
-    """Return a dataset that gives each element several times before the next one."""
-    is_tuple = type(parts.element_spec) is tuple
-
-    def again(*element: Any) -> tf.data.Dataset:
-        one = element if is_tuple else element[0]
-        return tf.data.Dataset.from_tensors(one).repeat(times)
-
-    return parts.flat_map(again)
-
-
 def _iterator(distributed: Any, datasets: list[tf.data.Dataset]) -> DistributedIterator:
     (dataset,) = datasets  # a process has one host
     (host,) = distributed._input_workers.worker_devices
     devices = distributed._input_workers.compute_devices_for_worker(0)
-    if distributed.takers > 1:
-        dataset = _repeated(dataset, distributed.takers)
-    ahead = dataset.prefetch(len(devices))  # of the next step, while this one is trained
+    of_a_step = len(devices) // distributed._strategy.extended.takers
+    ahead = dataset.prefetch(of_a_step)  # of the next step, while this one is trained
     iterator = _Iterator(
         distributed._input_workers,
         [_Turns(ahead, host, devices, options=distributed._options, canonicalize_devices=True)],
@@ -191,6 +168,7 @@ class _Iterator(DistributedIterator):
         super().__init__(*given, **named)
         for turns in self._iterators:
             turns.part = self._strategy.extended.part
+            turns.takers = self._strategy.extended.takers
 
     @property
     def _type_spec(self) -> _IteratorSpec:
@@ -226,14 +204,16 @@ class _IteratorSpec(DistributedIteratorSpec):
 
 
 class _Turns(WorkerIterator):
-    """The host's iterator, asked once for each replica and step.
+    """The host's iterator, asked once for each replica and step, or for several that take the same.
 
     Attributes:
         part: function that returns, of a whole batch, the rows of a local replica; then the
             iterator is asked once for a step. None if the iterator gives the rows of a replica.
+        takers: number of replicas, one after the other, that all take the same rows.
     """
 
     part: Callable[[Any, int], Any] | None = None
+    takers = 1
 
     def _make_iterator(self) -> None:
         with tf.device(self._worker):
@@ -242,16 +222,20 @@ class _Turns(WorkerIterator):
     def get_next_as_list(self, name: str | None = None) -> list[Any]:
         with tf.device(self._worker):
             if self.part is None:
-                return [self._iterator.get_next() for _ in self._devices]
+                return self._taken(self._iterator.get_next)
             batch = self._iterator.get_next()
             return [self.part(batch, place) for place in range(len(self._devices))]
 
     def get_next_as_optional_list(self) -> list[Any]:
         with tf.device(self._worker):
             if self.part is None:
-                return [self._iterator.get_next_as_optional() for _ in self._devices]
+                return self._taken(self._iterator.get_next_as_optional)
             batch = self._iterator.get_next_as_optional()
             return [_OptionalPart(batch, self.part, i) for i in range(len(self._devices))]
+
+    def _taken(self, take: Callable[[], Any]) -> list[Any]:
+        found = [take() for _ in range(len(self._devices) // self.takers)]
+        return [rows for rows in found for _ in range(self.takers)]
 
     @property
     def _type_spec(self) -> _TurnsSpec:

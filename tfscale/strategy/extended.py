@@ -209,6 +209,11 @@ class Extended(ExtendedOfWorkers):
         """Function that returns the rows of a batch that a local replica takes, if shares say."""
         return None if self.shares is None else self.shares.part
 
+    @property
+    def takers(self) -> int:
+        """Number of local replicas of a model team, which all take the same rows."""
+        return min(self.grid.team, len(self._devices))
+
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         dataset = untuned(dataset)
         if self.shares is not None:
@@ -217,14 +222,13 @@ class Extended(ExtendedOfWorkers):
             return super()._experimental_distribute_dataset(dataset, options)
         kind = Batches if self.shares is None else WholeBatches
         context = self._make_input_context()
-        batches = kind(
+        return kind(
             self._input_workers,
             self._container_strategy(),
             dataset,
             num_replicas_in_sync=context.num_replicas_in_sync,
             input_context=context,
         )
-        return self._taken_by_teams(batches)
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         def of_worker(context: Any) -> Any:
@@ -234,22 +238,16 @@ class Extended(ExtendedOfWorkers):
             raise ValueError(_OWN_BATCHES)
         if self._leaves_to_tensorflow(options):
             return super()._distribute_datasets_from_function(of_worker, options)
-        batches = BatchesOfReplicas(
+        return BatchesOfReplicas(
             self._input_workers,
             self._container_strategy(),
             input_contexts=[self._make_input_context()],
             dataset_fn=of_worker,
         )
-        return self._taken_by_teams(batches)
 
     def _leaves_to_tensorflow(self, options: Any) -> bool:
         """Return whether TensorFlow's own datasets serve replicas that each read other rows."""
         return self.grid.team == 1 and (options is not None or self._local_device_type != "CPU")
-
-    def _taken_by_teams(self, batches: Any) -> Any:
-        """Return batches of which the replicas of a model team take the same rows."""
-        batches.takers = min(self.grid.team, len(self._devices))
-        return batches
 
     # -- reductions
 
