@@ -311,6 +311,18 @@ def mean_follows_the_loss(model, x, y):
     return {"loss": loss, "mean": model.mean}
 
 
+def keeps_what_differs_in_a_branch(model, x, y):
+    """Each replica compares its own part, so that some may take the branch alone."""
+    loss, gradients = model.gradients(x, y)
+    model.optimizer.apply(gradients, weights_of(model))
+    tf.cond(
+        tf.reduce_mean(x) > 0,
+        lambda: model.mean.assign(0.9 * model.mean + 0.1 * loss),
+        lambda: model.mean.value,
+    )
+    return {"loss": loss}
+
+
 def rate_follows_the_loss(model, x, y):
     """Polyak's step, by a loss that is the replica's part of the batch's."""
     loss, gradients = model.gradients(x, y)
@@ -347,6 +359,37 @@ def test_replicas_agree_on_what_depends_on_the_batch(step, make):
     for variable in models[-1].variables:
         first, *others = variable.value.values
         assert all(np.array_equal(first, other) for other in others), variable.path
+
+
+def test_replicas_that_take_a_branch_alone_agree_afterwards():
+    keras.utils.set_random_seed(1)
+    with two(deadline=30).scope():
+        model = Own(keeps_what_differs_in_a_branch, keeps_a_mean)
+        model.build([None, 3])
+        model.compile(SGD(), "mse")
+    fit(model)
+    first, other = model.mean.value.values
+    assert np.array_equal(first, other) and first > 0
+
+
+def test_a_norm_of_summed_gradients_in_batches_of_known_size():
+    """A weight has as many numbers as a multiple of a replica's rows, and is no batch."""
+
+    def norm_in_logs(model, x, y):
+        _, gradients = model.gradients(x, y)
+        model.optimizer.apply(gradients, weights_of(model))
+        return {"norm": tf.sqrt(tf.add_n([tf.reduce_sum(g * g) for g in gradients]))}
+
+    batches = tf.data.Dataset.from_tensor_slices((np.tile(X[:, :1], 4), Y))
+    batches = batches.batch(BATCH, drop_remainder=True)  # 8 rows of a replica, 16 numbers
+
+    def build():
+        model = Own(norm_in_logs)
+        model.build([None, 4])
+        model.compile(SGD(), "mse")
+        return model
+
+    check_twins(build, lambda model: model.fit(batches, verbose=0).history)
 
 
 def adds_noise(model, x, y):

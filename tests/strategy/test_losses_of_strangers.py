@@ -406,6 +406,94 @@ def test_a_function_is_a_loss_of_compile(loss_of, caplog):
     assert "one number" not in caplog.text
 
 
+class Best(keras.Model):
+    """Keeps the least loss of all batches, which is infinite at first, and logs odd numbers."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.dense, self.least = layers.Dense(1), least
+        infinite = keras.initializers.Constant(np.inf)
+        self.best = self.add_weight(shape=[], initializer=infinite, trainable=False)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = MSE(y, self(x, training=True))
+        weights = self.dense.trainable_variables
+        gradients = tape.gradient(loss, weights)
+        self.optimizer.apply(gradients, weights)
+        self.best.assign(self.least(loss, self.best))
+        return {"best": self.best, "root": tf.sqrt(0 * loss), "log": tf.math.log(0 * loss + 1e-30)}
+
+
+@pytest.mark.parametrize(
+    "least",
+    [
+        tf.minimum,
+        lambda loss, best: tf.where(loss < best, loss, best),
+        pytest.param(
+            lambda loss, best: tf.where(tf.math.is_finite(loss), tf.minimum(loss, best), best),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_variable_keeps_a_function_of_losses(least):
+    def build():
+        model = Best(least)
+        model.build([None, 3])
+        model.compile(keras.optimizers.SGD(0.1))
+        return model
+
+    check_twins(build, fit)
+
+
+class Invariant(Tagger):
+    """Adds the squared gradient by a scale: "Invariant Risk Minimization" (Arjovsky et al., 2019).
+
+    The gradient is not that of the whole batch, and a warning says so.
+    """
+
+    @staticmethod
+    def penalized(model, y, p):
+        scale = tf.constant(1.0)
+        with tf.GradientTape() as tape:
+            tape.watch(scale)
+            error = tf.reduce_mean(tf.square(y - p * scale))
+        return error + tape.gradient(error, scale) ** 2
+
+
+def test_a_gradient_is_no_sum_over_samples(caplog):
+    found = []
+
+    def kept(model):
+        found.append(fit(model))
+        return {}
+
+    with pytest.raises(AssertionError):
+        check_twins(lambda: compiled_invariant(), kept)
+    expected, other = (each["minimized"][0] for each in found)
+    assert abs(other / expected - 1) < 0.5  # the square of a sum of gradients: four times as much
+    assert "'own' (Invariant)" in caplog.text
+
+
+def compiled_invariant():
+    model = Invariant(Invariant.penalized, 1)
+    model.compile(keras.optimizers.SGD(0.001))
+    return model
+
+
+def test_a_function_beside_the_loss_of_each_sample():
+    """The function is of the replica's samples then, as before; all of the loss is a sum."""
+
+    def partition(model, y, p):
+        return tf.reduce_sum(tf.square(y - p) - 0 * tf.math.log(tf.reduce_mean(tf.exp(p)))) / 64
+
+    check(lambda: Tagger(partition, 1))
+
+
 def test_a_deviation_from_the_mean_is_no_function_of_sums(caplog):
     """Each replica knows its own mean only, so that the term is not known."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -112,6 +112,22 @@ def handles(tensors: Iterable[tf.Tensor], known: Collection[Any]) -> list[Any]:
         if one.dtype == tf.resource and one.op.type == "Placeholder":
             found += [outer for outer, inner in _captures(one.op) if inner is one]
     return [one for one in found if not hasattr(one, "op")]
+
+
+def reading(tensors: Sequence[tf.Tensor], handles: Collection[int]) -> list[bool]:
+    """Return which traced tensors depend on variables, of which the ids of handles are given."""
+
+    def own(op: tf.Operation) -> int:
+        if op.type != "Placeholder":
+            return 0
+        return int(any(id(x) in handles and y is op.outputs[0] for x, y in _captures(op)))
+
+    return [bool(found) for found in gathered(tensors, own)]
+
+
+def is_random(op: tf.Operation) -> bool:
+    """Return whether an operation draws random numbers."""
+    return any(name in op.type for name in ("Random", "TruncatedNormal", "Multinomial"))
 
 
 def behind(

@@ -293,7 +293,7 @@ class Gradients:
         """Return whether random numbers are all that makes values differ between replicas."""
         traced = _traced(values)
         drawn = {
-            x.ref() for x, _ in dataflow.behind(traced, self._by_tensor) if "Random" in x.op.type
+            x.ref() for x, _ in dataflow.behind(traced, self._by_tensor) if dataflow.is_random(x.op)
         }
         known = {*self._by_tensor, *drawn}
         leaves = dataflow.leaves(traced, known)

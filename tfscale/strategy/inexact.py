@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import keras
 
+from tfscale.bridge.objects import innermost, measures_curvature, optimizers_of
 from tfscale.bridge.protocols import Layer, Model
 
 _warned: set[str] = set()
@@ -49,6 +50,17 @@ def warn_of_a_number(name: str) -> None:
         "which is wrong if the loss divides by a mask or by weights. To be exact, let it return "
         "one number for each sample."
     )
+
+
+def warn_of_curvature(model: Model) -> None:
+    """Warn of a loss that is no sum over samples, if an optimizer measures its curvature."""
+    if any(measures_curvature(innermost(optimizer)) for optimizer in optimizers_of(model)):
+        warn_once(
+            f"the loss of {model.name!r} ({type(model).__name__}) is a function of a mean, such as "
+            "its root, and its optimizer measures curvature. On several replicas the curvature "
+            "leaves out the second derivative of that function. Take a loss that is a mean or a "
+            "sum over samples, or another optimizer."
+        )
 
 
 def warn_of_changed_gradients(model: Model) -> None:

@@ -313,8 +313,8 @@ class Step:
         found = self.graph.are_scaled(numbers)
         if not kept:
             return found
-        behind = [map(id, dataflow.handles([x], ())) for x in numbers]
-        return [one or not kept.isdisjoint(ids) for one, ids in zip(found, behind, strict=True)]
+        reads = dataflow.reading(numbers, kept)
+        return [one or other for one, other in zip(found, reads, strict=True)]
 
     def note_scaled(self, variable: tf.Variable, gradient: Any) -> None:
         """Note that a variable gets a gradient, if that has a share as a factor."""

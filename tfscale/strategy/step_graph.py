@@ -32,7 +32,13 @@ _RESIZING = (
 
 
 # Operations whose results have the rows of the sparse tensor that they get the parts of.
-_MAKES_ROWS = ("SparseToDense", "SparseTensorDenseMatMul")
+_MAKES_ROWS = (
+    *("SparseToDense", "SparseTensorDenseMatMul", "SparseReduceSum", "SparseReduceMax"),
+    *("SegmentSum", "SegmentSumV2", "SegmentMean", "SegmentMax", "UnsortedSegmentSum"),
+    *("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN"),
+)
+
+_SUMS_OF_REPLICAS = ("TfscaleAllReduce", "CollectiveReduce", "CollectiveReduceV2")
 
 
 class StepGraph:
@@ -49,6 +55,7 @@ class StepGraph:
         self._flat = {} if tf.executing_eagerly() else _places(_composites(data))
         self._bits: dict[Any, int] = {}  # caches
         self._origins: dict[Any, int] = {}
+        self._samples: dict[Any, int] = {}
 
     @property
     def static_rows(self) -> int | None:
@@ -75,6 +82,20 @@ class StepGraph:
             return RESIZES * (op.type in _MAKES_ROWS or _gets_other_rows(op, source))
 
         return dataflow.gathered(tensors, own, self._bits, hides)
+
+    def has_samples(self, tensor: tf.Tensor) -> bool:
+        """Return whether a traced tensor depends on this replica's samples, but for its sums.
+
+        A sum over replicas holds no samples of this one.
+        """
+
+        def hides(op: tf.Operation, _: tf.Tensor) -> int:
+            return int(op.type in _SUMS_OF_REPLICAS)
+
+        (found,) = dataflow.gathered(
+            [tensor], lambda op: int(bool(self._given(op))), self._samples, hides
+        )
+        return bool(found)
 
     def depends_on(self, bits: int, tensor: tf.Tensor) -> bool:
         """Return whether a traced tensor depends on an operation with one of these bits."""
@@ -112,7 +133,7 @@ class StepGraph:
         tensors = [x for x in parts if isinstance(x, tf.Tensor)]
 
         def own(op: tf.Operation) -> int:
-            return _SAMPLES * (op in self._places) | _CHANCE * ("Random" in op.type)
+            return _SAMPLES * (op in self._places) | _CHANCE * dataflow.is_random(op)
 
         return functools.reduce(operator.or_, dataflow.gathered(tensors, own, self._origins), 0)
 

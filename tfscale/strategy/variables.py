@@ -114,6 +114,8 @@ class Weight(_Readable, MirroredVariable):
     def _agreed(self, value: Any) -> tuple[Any, bool]:
         """Return a value for all replicas, if it is known now; else the value; and which it is."""
         step = this_step()
+        if not step.graph.is_graph_of_batch(tf.compat.v1.get_default_graph()):
+            return value, False  # in a branch, no replica may wait for others
         if own_losses.is_part(value):
             return own_losses.whole_number(value), True
         if step.graph.is_random(value) and not _reads_one_of(step, value):
@@ -144,7 +146,7 @@ def _reads_one_of(step: Step, value: Any) -> bool:
     differ = {id(own_copy(v).handle) for v in assigned.differ_by_replica}
     if not differ or not isinstance(value, tf.Tensor):
         return False
-    return any(id(handle) in differ for handle in dataflow.handles([value], ()))
+    return dataflow.reading([value], differ)[0]
 
 
 class Statistic(Weight):

@@ -7,6 +7,7 @@ sum of replicas' parts, so that all replicas can know it, and compute the root o
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -14,12 +15,23 @@ import tensorflow as tf
 
 from tfscale.bridge.graphs import another
 from tfscale.exchange import dataflow
-from tfscale.strategy.losses.divisors import constant, reduces_the_batch, varies
+from tfscale.strategy.losses.divisors import (
+    DIVIDES,
+    constant,
+    is_same_everywhere,
+    reduces_the_batch,
+    varies,
+)
 from tfscale.strategy.step import this_step
+from tfscale.strategy.step_graph import StepGraph
 
 _MOST = 100  # largest number of operations in a function
 _OVER_AXES = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
 _COLLECTIVES = ("Tfscale", "Collective")  # how types of operations begin
+
+# Of each step's graph: which operations hold a sum over samples, and which a sum of such sums.
+_Bits = dict[tf.Operation, int]
+_known: weakref.WeakKeyDictionary[StepGraph, tuple[_Bits, _Bits]] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +117,25 @@ def _computed_from(number: tf.Tensor, is_known: Callable[[tf.Tensor], bool]) -> 
 
 def _can_be_copied(op: tf.Operation) -> bool:
     has_effects = op.op_def.is_stateful or dataflow.called_graphs(op)
-    return bool(op.inputs) and not has_effects and not this_step().graph.gives_batch(op)
+    # A gradient of the user's own computes with the tensors of the first copy.
+    is_own = has_effects or "_gradient_op_type" in op.node_def.attr
+    return bool(op.inputs) and not is_own and not this_step().graph.gives_batch(op)
+
+
+def may_hold_sums(x: tf.Tensor) -> bool:
+    """Return whether what looks like a sum over samples may be something else.
+
+    Such is a gradient: replicas have summed it, or it is divided by the replica's number of rows.
+    """
+
+    def divides(op: tf.Operation) -> bool:
+        if op.type not in DIVIDES or op.inputs[1].shape.num_elements() != 1:
+            return False
+        return varies(op.inputs[1]) and not is_same_everywhere(op.inputs[1])
+
+    if not this_step().graph.has_samples(x):
+        return True
+    return any(divides(one.op) for one, _ in dataflow.behind([x], ()))
 
 
 def _has_statistics_of_replica(x: tf.Tensor) -> bool:
@@ -114,14 +144,16 @@ def _has_statistics_of_replica(x: tf.Tensor) -> bool:
     Such a number, as a deviation from the batch's mean, is of the replica's samples alone, unless
     replicas have summed it.
     """
-    found: dict[tf.Operation, int] = {}
+    once, twice = _known.setdefault(this_step().graph, ({}, {}))
 
     def hides(op: tf.Operation, _: tf.Tensor) -> int:
         return int(op.type.startswith(_COLLECTIVES))
 
-    below = [one.op for one, _ in dataflow.behind([x], ()) if _reduces(one.op)]
-    inputs = [op.inputs[0] for op in dict.fromkeys(below)]
-    return any(dataflow.gathered(inputs, lambda op: int(_reduces(op)), found, hides))
+    def again(op: tf.Operation) -> int:
+        below = op.inputs[:1] if _reduces(op) else []
+        return int(any(dataflow.gathered(below, lambda op: int(_reduces(op)), once, hides)))
+
+    return bool(dataflow.gathered([x], again, twice, hides)[0])
 
 
 def _reduces(op: tf.Operation) -> bool:

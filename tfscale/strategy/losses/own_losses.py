@@ -33,6 +33,7 @@ from tfscale.bridge.calls import is_for_each_row
 from tfscale.bridge.losses import name_of_called
 from tfscale.bridge.objects import is_variable
 from tfscale.bridge.protocols import Model
+from tfscale.exchange import dataflow
 from tfscale.exchange.rows import with_numbers
 from tfscale.strategy import inexact
 from tfscale.strategy.losses.divisors import whole_divisor
@@ -89,8 +90,12 @@ def number_of_all(value: Any) -> Any:
 def is_part(value: Any) -> bool:
     """Return whether a value is a traced number that this replica's part of a loss has given."""
     step = this_step()
-    is_number = _is_traced(value) and value.shape.rank == 0 and step.share is not None
-    return is_number and step.graph.depends_on(SCALES, value)
+    if step.share is None or not _is_traced(value) or value.shape.rank != 0:
+        return False
+    if not step.graph.depends_on(SCALES, value):
+        return False
+    # Nobody knows of a branch whether it gives a part, or a number that all replicas have.
+    return not any(dataflow.called_graphs(term.tensor.op) for term in terms_of(value))
 
 
 def whole_number(value: tf.Tensor) -> tf.Tensor:
@@ -383,21 +388,43 @@ def _part_of_function(term: Term, choice: str | None, whole: bool) -> tf.Tensor:
     at the terms of the whole batch. So the gradients of all replicas add up to that of f.
     """
     assert term.function is not None
+    summed = [x for x in term.leaves if x.kind != FIXED]
     parts = [
         _part_of_ratio(leaf, tf.ones_like(leaf.tensor))
         if leaf.kind == RATIO
         else _part_of_term(leaf, choice, whole)
-        for leaf in term.leaves
+        for leaf in summed
     ]
-    totals = [tf.identity(x) for x in this_step().sum_over_rows([*map(tf.stop_gradient, parts)])]
-    keys = [leaf.tensor.ref() for leaf in term.leaves]
-    value = term.function.of(dict(zip(keys, totals, strict=True)))
-    result = tf.stop_gradient(value * _share().part(value.dtype))
-    for part, slope in zip(parts, tf.gradients(value, totals), strict=True):
-        if slope is not None:
-            change = part - tf.stop_gradient(part)
-            result += tf.cast(tf.reduce_sum(tf.stop_gradient(slope) * change), result.dtype)
-    return result
+    totals = this_step().sum_over_rows([*map(tf.stop_gradient, parts)])
+    fixed = [x.tensor for x in term.leaves if x.kind == FIXED]
+    parts += [_times(x, _share().part(x.dtype)) for x in fixed]
+    at = [tf.identity(x) for x in (*totals, *fixed)]
+    keys = [x.tensor.ref() for x in summed] + [x.ref() for x in fixed]
+    value = term.function.of(dict(zip(keys, at, strict=True)))
+    inexact.warn_of_curvature(this_step().model)
+    share = _share().part(value.dtype)
+    return tf.stop_gradient(_times(value, share)) + _carrier(value, at, parts)
+
+
+def _carrier(value: tf.Tensor, at: list[tf.Tensor], parts: list[tf.Tensor]) -> tf.Tensor:
+    """Return 0, whose gradient by ``parts`` is that of ``value`` by ``at``.
+
+    A product of slopes and parts would be NaN where one of them is infinite.
+    """
+    slopes = tf.gradients(value, at)
+
+    @tf.custom_gradient
+    def zero(*parts: tf.Tensor) -> Any:
+        def gradient(of_zero: tf.Tensor) -> list[tf.Tensor]:
+            return [
+                tf.zeros_like(x) if slope is None else tf.cast(of_zero, x.dtype) * slope
+                for x, slope in zip(parts, slopes, strict=True)
+            ]
+
+        return tf.zeros([], value.dtype), gradient
+
+    found: tf.Tensor = zero(*parts)
+    return found
 
 
 def _times(value: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:

@@ -43,7 +43,7 @@ from tfscale.strategy.losses.divisors import (
     reduces_the_batch,
     varies,
 )
-from tfscale.strategy.losses.functions import Function, function_of
+from tfscale.strategy.losses.functions import Function, function_of, may_hold_sums
 from tfscale.strategy.share import RESTORES, SCALES, marks_of
 from tfscale.strategy.step import this_step
 
@@ -145,8 +145,8 @@ class _Reader:
             return [Term(tensor, SUM if op.type == "Cast" and is_count(*sources) else UNSEEN)]
         if op.type == "StopGradient":
             kinds = {term.kind for term in self.read(op.inputs[0])}
-            is_number = tensor.shape.rank == 0 and UNSEEN not in kinds
-            return [Term(tensor, STOPPED if is_number else UNSEEN)]
+            is_number = tensor.shape.rank == 0 and not kinds & {UNSEEN, FUNCTION}
+            return [Term(tensor, STOPPED)] if is_number else self._function(tensor)
         if op.type == "Mul":
             return self._product(tensor, *op.inputs)
         if op.type in DIVIDES:
@@ -155,8 +155,11 @@ class _Reader:
             return self._reduction(tensor)
         if op.type == "SelectV2":  # where(is_finite(loss), loss, 0)
             kinds = {term.kind for x in op.inputs[1:] if varies(x) for term in self.read(x)}
-            return [Term(tensor, SCALED)] if kinds == {SCALED} else self._function(tensor)
-        if dataflow.called_graphs(op) and this_step().is_scaled(tensor):
+            (found,) = self._function(tensor)
+            is_scaled = found.kind == UNSEEN and kinds == {SCALED}
+            return [Term(tensor, SCALED)] if is_scaled else [found]
+        is_of_another_graph = dataflow.called_graphs(op) or op.type == "Placeholder"
+        if is_of_another_graph and this_step().is_scaled(tensor):
             return [Term(tensor, SCALED)]
         return self._function(tensor)
 
@@ -167,6 +170,8 @@ class _Reader:
         if parts is None or function is None:
             return [Term(tensor, UNSEEN)]
         leaves = tuple(parts.read(x)[0] if varies(x) else Term(x, FIXED) for x in function.leaves)
+        if any(x.kind in _REDUCED and may_hold_sums(x.tensor) for x in leaves):
+            return [Term(tensor, UNSEEN)]
         return [Term(tensor, FUNCTION, function=function, leaves=leaves)]
 
     def is_part(self, tensor: tf.Tensor) -> bool:
@@ -214,6 +219,8 @@ class _Reader:
         kinds = {term.kind for term in inner} - {FIXED}
         if UNSEEN not in kinds or x.shape.rank == 0:
             return inner  # the terms are inputs, and this adds them up
+        if UNSEEN in kinds:  # a function may be added to the loss of each sample
+            kinds -= {FUNCTION}
         if kinds != {UNSEEN} or not reduces_the_batch(tensor):
             return self._function(tensor)
         return [_sum(tensor) if tensor.op.type == "Sum" else Term(tensor, MEAN, x)]
