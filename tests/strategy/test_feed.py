@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.strategy.twins import two
+from tfscale import Grid, ScaleStrategy
 from tfscale.bridge.feed import untuned
 from tfscale.bridge.fit import EpochIterator
 
@@ -78,6 +79,29 @@ def test_a_dataset_for_each_replica_is_taken_in_turns(strategy):
         lambda context: tf.data.Dataset.range(4).batch(context.get_per_replica_batch_size(2))
     )
     assert [halves(strategy, batch) for batch in distributed] == [[[0], [1]], [[2], [3]]]
+
+
+@pytest.mark.parametrize("of_each", [False, True])
+def test_a_function_that_loops_over_a_dataset_gives_a_team_the_same_rows(of_each):
+    """Replicas that hold slices of one model read the same rows."""
+    devices = [f"CPU:{i}" for i in range(4)]
+    four = ScaleStrategy(devices=devices, grid=Grid(tensor=2), tensor={"ffn/up": "columns"})
+    if of_each:
+        data = four.distribute_datasets_from_function(lambda _: numbers())
+    else:
+        data = four.experimental_distribute_dataset(numbers())
+
+    @tf.function
+    def totals(batches):
+        found = tf.TensorArray(tf.int64, 0, dynamic_size=True)
+        for batch in batches:
+            rows = four.run(lambda x: tf.reshape(tf.reduce_sum(x), [1]), args=(batch,))
+            found = found.write(found.size(), tf.concat(four.experimental_local_results(rows), 0))
+        return found.stack()
+
+    every = totals(data).numpy()
+    assert np.array_equal(every[:, 0], every[:, 1]) and np.array_equal(every[:, 2], every[:, 3])
+    assert every[:, ::2].sum() == sum(range(ROWS))
 
 
 def test_tuning_is_off_unless_it_is_asked_for():

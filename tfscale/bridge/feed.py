@@ -25,6 +25,7 @@ import tensorflow as tf
 from tfscale.bridge.tensorflow import (
     DistributedDataset,
     DistributedDatasetsFromFunction,
+    DistributedDatasetsFromFunctionSpec,
     DistributedDatasetSpec,
     DistributedIterator,
     DistributedIteratorSpec,
@@ -57,6 +58,19 @@ class Batches(DistributedDataset):
     def __iter__(self) -> DistributedIterator:
         return _iterator(self, self._cloned_datasets)
 
+    @property
+    def _type_spec(self) -> Any:
+        return self._spec_of(_BatchesSpec)
+
+    def _spec_of(self, kind: Any) -> Any:
+        return kind(
+            self._input_workers,
+            self._element_spec,
+            self._strategy,
+            self._options,
+            enable_get_next_as_optional=self._enable_get_next_as_optional,
+        )
+
 
 class WholeBatches(Batches):
     """A dataset of global batches, of which each replica takes its rows in the step itself.
@@ -70,28 +84,8 @@ class WholeBatches(Batches):
         self._cloned_datasets = [VariantDataset(dataset._variant_tensor, spec)]
 
     @property
-    def _type_spec(self) -> _WholeBatchesSpec:
-        return _WholeBatchesSpec(
-            self._input_workers,
-            self._element_spec,
-            self._strategy,
-            self._options,
-            enable_get_next_as_optional=self._enable_get_next_as_optional,
-        )
-
-
-class _WholeBatchesSpec(DistributedDatasetSpec):
-    value_type = property(lambda self: WholeBatches)
-
-    def _from_components(self, components: list[Any]) -> WholeBatches:
-        return WholeBatches(
-            self._input_workers,
-            self._strategy,
-            components=components,
-            element_spec=self._element_spec,
-            enable_get_next_as_optional=self._enable_get_next_as_optional,
-            options=self._options,
-        )
+    def _type_spec(self) -> Any:
+        return self._spec_of(_WholeBatchesSpec)
 
 
 def _of_any_length(spec: Any) -> Any:
@@ -107,6 +101,11 @@ class BatchesOfReplicas(DistributedDatasetsFromFunction):
 
     def __iter__(self) -> DistributedIterator:
         return _iterator(self, self._datasets)
+
+    @property
+    def _type_spec(self) -> Any:
+        given = (self._input_workers, self._element_spec, self._strategy, self._options)
+        return _BatchesOfReplicasSpec(*given)
 
 
 _CALLS_OF_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
@@ -160,7 +159,40 @@ def _iterator(distributed: Any, datasets: list[tf.data.Dataset]) -> DistributedI
     return iterator
 
 
-# To TensorFlow, iterators are composite tensors: a function takes and returns what their specs say.
+# To TensorFlow, datasets and iterators of replicas are composite tensors: a function takes and
+# returns what their specs say.
+
+
+class _BatchesSpec(DistributedDatasetSpec):
+    value_type = property(lambda self: Batches)
+
+    def _from_components(self, components: list[Any]) -> Batches:
+        made: Batches = self.value_type(
+            self._input_workers,
+            self._strategy,
+            components=components,
+            element_spec=self._element_spec,
+            enable_get_next_as_optional=self._enable_get_next_as_optional,
+            options=self._options,
+        )
+        return made
+
+
+class _WholeBatchesSpec(_BatchesSpec):
+    value_type = property(lambda self: WholeBatches)
+
+
+class _BatchesOfReplicasSpec(DistributedDatasetsFromFunctionSpec):
+    value_type = property(lambda self: BatchesOfReplicas)
+
+    def _from_components(self, components: list[Any]) -> BatchesOfReplicas:
+        return BatchesOfReplicas(
+            self._input_workers,
+            self._strategy,
+            components=components,
+            element_spec=self._element_spec,
+            options=self._options,
+        )
 
 
 class _Iterator(DistributedIterator):

@@ -28,6 +28,7 @@ from tensorflow.python.distribute.distribute_utils import regroup
 from tensorflow.python.distribute.input_lib import (
     DistributedDataset,
     DistributedDatasetsFromFunction,
+    DistributedDatasetsFromFunctionSpec,
     DistributedDatasetSpec,
     DistributedIterator,
     DistributedIteratorSpec,
