@@ -88,6 +88,7 @@ def clipped_by_function():
     return optimizer
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("optimizer", [functools.partial(Clipping, 0.1), clipped_by_function])
 @pytest.mark.parametrize("settings", [{}, {"shard": "optimizer"}], ids=str)
 def test_an_optimizer_may_change_gradients_before_keras_gets_them(optimizer, settings):
@@ -163,6 +164,7 @@ def sums_by_itself(model, x, y, loss_of, how, norm=None):
     return {"loss": loss}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("norm", [None, 0.2])
 @pytest.mark.parametrize("how", ["SUM", "MEAN"])
 @pytest.mark.parametrize("loss_of", [Own.loss_of, mean_loss])
@@ -170,6 +172,7 @@ def test_a_step_may_apply_its_own_sums(loss_of, how, norm):
     check(functools.partial(sums_by_itself, loss_of=loss_of, how=how, norm=norm))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("norm", [None, 0.2])
 @pytest.mark.parametrize("how", ["SUM", "MEAN"])
 def test_a_loop_may_apply_its_own_sums(how, norm):

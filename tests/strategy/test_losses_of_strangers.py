@@ -384,8 +384,9 @@ def product(model, y, p):
 FUNCTIONS = (focal, root, floods, of_columns, with_a_weight, of_a_ratio, of_a_branch, product)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("loss_of", FUNCTIONS)
-@pytest.mark.parametrize("classes", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("classes", [1, 3])
 def test_a_function_of_sums_over_the_batch(loss_of, classes, caplog):
     class Functional(Tagger):
         def logs(self, x, loss):
@@ -395,6 +396,7 @@ def test_a_function_of_sums_over_the_batch(loss_of, classes, caplog):
     assert "own_losses" not in caplog.text
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("loss_of", [focal, root, of_columns])
 def test_a_function_is_a_loss_of_compile(loss_of, caplog):
     def build():
