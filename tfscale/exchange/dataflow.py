@@ -125,6 +125,11 @@ def reading(tensors: Sequence[tf.Tensor], handles: Collection[int]) -> list[bool
     return [bool(found) for found in gathered(tensors, own)]
 
 
+def is_collective(op: tf.Operation) -> bool:
+    """Return whether an operation computes with numbers of several replicas."""
+    return op.type.startswith(("Tfscale", "Collective"))
+
+
 def is_random(op: tf.Operation) -> bool:
     """Return whether an operation draws random numbers."""
     return any(name in op.type for name in ("Random", "TruncatedNormal", "Multinomial"))

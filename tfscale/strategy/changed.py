@@ -37,8 +37,6 @@ Sum = Callable[[list[Any], list[Any], Any, bool], list[Any]]
 
 Alike = Callable[[list[Any]], bool]
 
-_COLLECTIVES = ("Tfscale", "Collective")  # how types of operations begin
-
 # Operations whose result is a sum of their inputs, and those that may multiply one by a constant.
 _ADDITIONS = ("Add", "AddN", "AddV2", "Identity", "Neg", "Sub")
 _MULTIPLICATIONS = ("Mul", "RealDiv")
@@ -252,7 +250,7 @@ class Gradients:
         users = [tensor for tensor, uses in zip(traced, found, strict=True) if uses]
         leaves = dataflow.leaves(users, self._by_tensor)
         # The step may have summed them by itself.
-        return bool(leaves) and not any(x.op.type.startswith(_COLLECTIVES) for x in leaves)
+        return bool(leaves) and not any(dataflow.is_collective(x.op) for x in leaves)
 
     def sum_first(self, values: Sequence[Any], optimizer: Any = None, variable: Any = None) -> bool:
         """Sum the tapes' gradients that these values are computed from, in their place.

@@ -27,9 +27,8 @@ from tfscale.strategy.step_graph import StepGraph
 
 _MOST = 100  # largest number of operations in a function
 _OVER_AXES = ("Sum", "Mean", "Max", "Min", "Prod", "All", "Any")
-_COLLECTIVES = ("Tfscale", "Collective")  # how types of operations begin
 
-# Of each step's graph: which operations hold a sum over samples, and which a sum of such sums.
+# Caches of each step's graph: operations that hold a sum over samples, and a sum of such sums.
 _Bits = dict[tf.Operation, int]
 _known: weakref.WeakKeyDictionary[StepGraph, tuple[_Bits, _Bits]] = weakref.WeakKeyDictionary()
 
@@ -147,7 +146,7 @@ def _has_statistics_of_replica(x: tf.Tensor) -> bool:
     once, twice = _known.setdefault(this_step().graph, ({}, {}))
 
     def hides(op: tf.Operation, _: tf.Tensor) -> int:
-        return int(op.type.startswith(_COLLECTIVES))
+        return int(dataflow.is_collective(op))
 
     def again(op: tf.Operation) -> int:
         below = op.inputs[:1] if _reduces(op) else []
