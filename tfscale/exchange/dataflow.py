@@ -127,7 +127,7 @@ def reading(tensors: Sequence[tf.Tensor], handles: Collection[int]) -> list[bool
 
 def is_collective(op: tf.Operation) -> bool:
     """Return whether an operation computes with numbers of several replicas."""
-    return op.type.startswith(("Tfscale", "Collective"))
+    return bool(op.type.startswith(("Tfscale", "Collective")))
 
 
 def is_random(op: tf.Operation) -> bool:
