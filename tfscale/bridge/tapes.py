@@ -105,12 +105,11 @@ def _gradient_replaced(
         **kwargs: Any,
     ) -> Any:
         def compute(change: Target | None = None, *more: Any) -> Any:
-            if change is None:
-                with _flag(inner):
-                    return original(tape, target, sources, output_gradients, **kwargs)
-            with _flag(inner), _recording(tape):  # the tape must see how the target is changed
-                changed = change(_times(target, output_gradients), sources, *more)
             with _flag(inner):
+                if change is None:
+                    return original(tape, target, sources, output_gradients, **kwargs)
+                with _recording(tape):  # the tape must see how the target is changed
+                    changed = change(_times(target, output_gradients), sources, *more)
                 return original(tape, changed, sources, **kwargs)
 
         if tape._tape is None or getattr(inner, "now", False):

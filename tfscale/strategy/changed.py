@@ -152,7 +152,8 @@ class Gradients:
                 found[place] = tf.identity(total)
                 given.append(Shown(shown.weight, share(shown.computed), [found[place]]))
                 self._by_tensor[found[place].ref()] = given[-1]
-        self._given.append(given)
+        if given:
+            self._given.append(given)
         return found
 
     def computed(self, grads: Sequence[Any]) -> list[Any]:
